@@ -17,9 +17,10 @@ from msgspec.structs import replace
 
 from ostro.core.engine.request import AdapterRef, TokenLogprobs, TokenOutput
 from ostro.core.errors import UsageError
-from ostro.core.ipc.messages import AdapterInfo, Requantize
+from ostro.core.ipc.messages import AdapterInfo
 from ostro.core.media import Inputs, Prompt
 from ostro.core.media.parts import split_media
+from ostro.core.output import OutputParser
 from ostro.core.pipeline import Continuation, SamplingDefaults, ServedModel, TextPipeline
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import ProgressCallback, resolve
@@ -27,6 +28,7 @@ from ostro.core.tokenizer import Tokenizer
 from ostro.entrypoints.local_engine import LocalClient, LocalEngine
 from ostro.entrypoints.media import make_item
 from ostro.entrypoints.open import make_pipelines
+from ostro.entrypoints.operations.text import Choice, ChoiceBuilder, events_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -165,9 +167,11 @@ class LocalModel:
         """Yield the answer to a prompt while it is generated, one item per token.
 
         `sampling` are fields of `Sampling`; missing ones have the values of `sampling_defaults`,
-        as over HTTP. `adapters` are names, or scales by name: {"sql": 0.5, "style": 0.7}. Closing
-        the generator aborts the request. Several streams may be open at once. Raises UsageError,
-        RequestError or AdapterError.
+        as over HTTP. The answer satisfies `schema` (a JSON schema, a pydantic model or a type), or
+        matches `regex`, `choice`, or a grammar: `lark`, `gbnf`, `yacc`, `structural_tag`.
+        `adapters` are names, or scales by name: {"sql": 0.5, "style": 0.7}. Closing the generator
+        aborts the request. Several streams may be open at once. Raises UsageError, RequestError or
+        AdapterError.
         """
         text = self.text
         rules = text.sampling(sampling)
@@ -188,6 +192,47 @@ class LocalModel:
                     yield piece
                 if continued.done:
                     return
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+        adapters: Adapters = (),
+        **sampling: Any,
+    ) -> Choice:
+        """Answer a conversation. The answer has `text`, `reasoning` and `tool_calls`.
+
+        `tools` are OpenAI's: {"type": "function", "function": {"name", "parameters"}}. `options`
+        are variables of the chat template, such as {"enable_thinking": False}. `sampling` is that
+        of `stream`, without n. Raises what `stream` raises.
+        """
+        text, refs = self.text, adapter_refs(adapters)
+        rules = text.sampling(sampling)
+        if rules.n != 1:
+            raise UsageError("n: chat() returns one answer; call it again for another")
+        prompt = self.prompt(messages, tools=tools, adapters=adapters, **(options or {}))
+        template = self.template_of(refs)
+        make = text.new_parser(prompt.tokens, tools=tools, template=template)
+        continued = text.prepare(prompt, rules, adapters=refs, parser=make)
+        builder = ChoiceBuilder()
+        with closing(self.local.generate(continued.request)) as outputs:
+            for output in outputs:
+                for delta in continued.add(output):
+                    for event in events_of(delta):
+                        builder.add(event)
+                if continued.done:
+                    if output.finish is None:
+                        self.engine.abort(output.id, output.index)
+                    break
+        return builder.build()
+
+    def parser(self, prompt: Prompt, *, adapters: Adapters = ()) -> OutputParser | None:
+        """Return a parser of the reasoning in the answer to a prompt of messages, None without."""
+        template = self.template_of(adapter_refs(adapters))
+        make = self.text.new_parser(prompt.tokens, template=template)
+        return None if make is None else make()
 
     def encode(
         self, x: PromptLike, *, tools: Sequence[Any] | None = None, **options: Any
@@ -376,11 +421,12 @@ class LocalModel:
         `quant` and `topology` are as in `Settings`; without both, use the checkpoint's formats.
         Raises UsageError while a stream is open, and for unknown formats.
         """
+        from ostro.core.engine.start import change_formats
+
         self.check_open()
         if self.local.received:
             raise UsageError("a stream is open; exhaust or close it first")
-        command = Requantize(id="", model=self.name, quant=quant, topology=topology)
-        return self.models.requantize(command, lambda *step: None)
+        return change_formats(self.models.first, self.plugins, quant, topology, lambda *step: None)
 
     def close(self) -> None:
         """Stop the engine and close the files. A second call has no effect."""

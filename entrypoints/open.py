@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from contextlib import closing
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from ostro.core.chat import ChatTemplate, load_template
 from ostro.core.errors import OstroError, Unsupported
 from ostro.core.ipc.client import AsyncEngine
+from ostro.core.load.container import Container
 from ostro.core.load.open import (
     architecture_of,
     header_config,
     open_container,
 )
 from ostro.core.load.open import find as find_path
-from ostro.core.pipeline import ServedModel
+from ostro.core.pipeline import CheckpointSummary, ServedModel
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import STARTER, Settings, resolve
 from ostro.core.tokenizer import Tokenizer, load_tokenizer
 from ostro.entrypoints.sampling_defaults import sampling_defaults
 
+PACKED = frozenset({"U8", "I32", "U32"})
+"""Formats of tensors whose elements hold several weights each."""
 WITHOUT_TOKENIZER = frozenset({"draw", "speak"})
 """Tasks whose pipelines load the tokenizers of their components themselves."""
 
@@ -40,6 +45,7 @@ def find_model(settings: Settings, plugins: PluginManager) -> ServedModel:
         if raw is None and needed:  # preprocessing and the names of labels read the config
             raw = header_config(container, architecture)
         sampling = sampling_defaults(container, settings.generation_config)
+        checkpoint = summary_of(container, raw or {}, settings)
     if not architecture.tasks:
         raise Unsupported(
             f"{path.name}: {architecture.name} cannot be served on its own; load a model that "
@@ -52,8 +58,30 @@ def find_model(settings: Settings, plugins: PluginManager) -> ServedModel:
         architecture=architecture,
         raw_config=raw or {},
         sampling=sampling,
+        checkpoint=checkpoint,
+        parsers=plugins.collect("parsers"),
+        processors=frozenset(plugins.collect("logits_processors")),
     )
     return with_tokenizer(model, plugins, container.metadata)
+
+
+def summary_of(
+    container: Container, raw: Mapping[str, Any], settings: Settings
+) -> CheckpointSummary:
+    """Return what the headers of a checkpoint state; `raw` is its config.json."""
+    path, tensors, sizes = container.path, container.tensors.values(), Counter[str]()
+    for tensor in tensors:
+        sizes[tensor.format] += tensor.nbytes
+    (most, _), *_ = sizes.most_common(1) or [("", 0)]
+    config = raw.get("quantization_config")
+    method = config.get("quant_method") if isinstance(config, Mapping) else None
+    packed = any(tensor.format in PACKED and len(tensor.shape) > 1 for tensor in tensors)
+    return CheckpointSummary(
+        format=path.suffix.removeprefix(".") if path.is_file() else "safetensors",
+        nbytes=sizes.total(),
+        quantization=str(settings.quant or method or most),
+        parameters=None if packed else sum(prod(tensor.shape) for tensor in tensors),
+    )
 
 
 def with_tokenizer(

@@ -63,11 +63,13 @@ def measure(
     return summarize(title(prompt, tokens, prompts), traces[1:])
 
 
-async def stream(client: httpx.AsyncClient, model: str, text: str, tokens: int) -> Trace:
-    """Send one request and record the time of each token."""
+async def stream(
+    client: httpx.AsyncClient, model: str, prompt: str | list[int], tokens: int
+) -> Trace:
+    """Send one request for a text or token ids and record the time of each token."""
     body = {
         "model": model,
-        "prompt": text,
+        "prompt": prompt,
         "max_tokens": tokens + 1,
         "temperature": 0,
         "ignore_eos": True,

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "run": "chat with a model in the terminal",
     "serve": "serve models over HTTP with an OpenAI-compatible API",
+    "from-config": "serve the models of a config file",
     "keys": "create API keys for a server, or check a keys file",
     "embed": "compute embeddings of texts",
     "rerank": "rank documents by relevance to a query",
@@ -37,6 +38,7 @@ COMMANDS = {
     "merge": "write a model with adapters merged into its weights",
     "adapters": "check adapters and their effect on a model",
     "fit": "list which formats and context lengths fit in memory",
+    "tune": "measure which options make a model fast on this machine",
     "pull": "download models into the Hugging Face cache",
     "list": "list the models in the cache, or the aliases",
     "show": "show what a model is, from its headers",
@@ -49,7 +51,7 @@ COMMANDS = {
     "completion": "print a completion script for bash, zsh or fish",
 }
 
-MODULES = {"list": "list_models"}
+MODULES = {"from-config": "from_config", "list": "list_models"}
 """Modules whose name is not that of their command: a module `list` would hide the built-in type."""
 
 

@@ -15,6 +15,13 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "ostro serve smollm2 --port 8000",
         "ostro serve chat=Qwen/Qwen3-0.6B embed=minilm",
         "ostro serve ./model --host 0.0.0.0 --api-key-file keys.txt",
+        "ostro serve --config server.toml",
+        "ostro serve smollm2 --quant q4k --print-config > server.toml",
+    ),
+    "from-config": (
+        "ostro from-config server.toml",
+        "ostro from-config server.toml --port 8000",
+        "ostro from-config server.toml --print-config",
     ),
     "keys": (
         "ostro keys new alice --keys keys.toml",
@@ -75,6 +82,11 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "ostro fit ./model",
         "ostro fit Qwen/Qwen3-0.6B --context 32768",
         "ostro fit ./model --memory 6GB --json",
+    ),
+    "tune": (
+        "ostro tune smollm2 --write server.toml",
+        "ostro tune ./model --formats stored,q8_0,q4k --seconds 300",
+        "ostro tune ./model-Q4_K_M.gguf --formats stored --streams 1,8,32",
     ),
     "pull": (
         "ostro pull smollm2",

@@ -80,7 +80,7 @@ class OneModel(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, found: argparse.Namespace, value: Any, *_: Any
     ) -> None:
-        if found.model is not None:
+        if getattr(found, "model", None) is not None:
             parser.error(f"expected one model, got {found.model} and {value}; remove one")
         found.model = value
 
@@ -125,6 +125,16 @@ def add_source_options(group: argparse._ArgumentGroup) -> None:
         "--tokenizer", metavar="PATH", help="folder or file of the tokenizer (default: the model's)"
     )
     add("--chat-template", metavar="FILE", help="file of the chat template (default: the model's)")
+    add(
+        "--tool-parser",
+        metavar="NAME",
+        help="parser of tool calls, or none (default: that of the chat template)",
+    )
+    add(
+        "--reasoning-parser",
+        metavar="NAME",
+        help="parser of reasoning, or none (default: that of the chat template)",
+    )
     add(
         "--generation-config",
         choices=("auto", "none"),
@@ -235,6 +245,12 @@ def add_engine_options(group: argparse._ArgumentGroup) -> None:
         "(default: 0.9 on GPUs, 0.25 on CPUs)",
     )
     add("--kv-dtype", default="auto", metavar="TYPE", help="dtype of the KV cache (default: auto)")
+    add(
+        "--speculate",
+        metavar="NAME",
+        help="speculative decoding: ngram proposes tokens that followed the last ones before; "
+        "answers stay the same (default: off)",
+    )
     add(
         "--deterministic",
         action="store_true",

@@ -15,9 +15,10 @@ ADVANCED = frozenset(
     --drain-timeout --dtype --dummy-weights --exact --explain --follow --generation-config
     --hang-timeout --importance --kv-dtype --logprobs --max-adapter-rank --max-adapters --max-queue
     --max-queue-tokens --max-wait --memory --min-p --no-prefix-cache --open-metrics --placement
-    --plugin --repetition-penalty --replay --restart --retention --revision --share-prefixes
-    --shared-prefix --task --threads --token-source --tokenizer --topology --with-adapters
-    --with-rank
+    --plugin --reasoning-parser --repetition-penalty --replay --request-timeout --restart
+    --retention --revision --root-path --share-prefixes --shared-prefix --ssl-certfile --ssl-keyfile
+    --store-limit --task --threads --token-source --tokenizer --tool-parser --topology --uds
+    --with-adapters --with-rank
     """.split()
 )
 """Options that --help omits and --help-all lists, in every command."""
@@ -38,7 +39,9 @@ class Parser(argparse.ArgumentParser):
         """Parse a command. Unknown words are reported here, with the usage of the command.
 
         A list of positionals may have options in between, which argparse itself does not accept.
+        A command that has a default for `given` gets the attributes that the words set there.
         """
+        given = self.given(args) if "given" in self._defaults else frozenset[str]()
         found, rest = super().parse_known_args(args, namespace)
         last = next((a for a in reversed(self._actions) if not a.option_strings), None)
         if rest and last and last.nargs in ("*", "+") and not any(w[:1] == "-" for w in rest):
@@ -47,7 +50,20 @@ class Parser(argparse.ArgumentParser):
             rest = []
         if rest:
             self.fail_unknown(rest)
+        if given:
+            found.given = given
         return found, rest
+
+    def given(self, args: Sequence[str] | None) -> frozenset[str]:
+        """The attributes that command-line words set."""
+        defaults = {action: action.default for action in self._actions}
+        try:
+            for action in self._actions:
+                action.default = argparse.SUPPRESS
+            return frozenset(vars(super().parse_known_args(args)[0]))
+        finally:
+            for action, default in defaults.items():
+                action.default = default
 
     def fail_unknown(self, words: Sequence[str]) -> NoReturn:
         """Report the first unknown option, or else the first word that is too many."""

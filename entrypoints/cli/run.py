@@ -7,9 +7,10 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ostro.core.errors import Unsupported, UsageError
+from ostro.core.errors import ModelNotFound, Unsupported, UsageError
 from ostro.entrypoints.cli.chat.adapters import parse_choice
 from ostro.entrypoints.cli.chat.answers import make_prompt, print_answer
 from ostro.entrypoints.cli.chat.attachments import (
@@ -81,6 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME[=SCALE]",
         help="adapter to apply (default: those of --adapter, with scale 1)",
     )
+    add("--schema", metavar="FILE", help="JSON schema that answers satisfy (default: none)")
     add("--system", metavar="TEXT", help="system message (default: none)")
     add("--plain", action="store_true", help="print answers as they are, not as Markdown")
     add("--no-history", action="store_true", help="do not keep what is typed in the chat")
@@ -92,6 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     check_raw(args)
     files = take_inputs(args)
+    check_name(args)
     args.input = read_input(args)
     args.attachments = [
         *(read_attachment(file, kind) for kind, file in attached(args)),
@@ -119,7 +122,8 @@ def run(args: argparse.Namespace) -> int:
 
 def sampling_line(model: LocalModel, conversation: Conversation) -> str:
     """The sampling parameters of answers with their sources, and the limit on their length."""
-    given = {name: x for name, x in conversation.sampling.items() if name != "stop"}
+    hidden = ("stop", "schema")
+    given = {name: x for name, x in conversation.sampling.items() if name not in hidden}
     limit = given.pop("max_tokens", None)
     context = f"the context of {model.model.context} tokens, or when they repeat themselves"
     length = f"{limit} tokens (-n)" if limit else context
@@ -195,7 +199,8 @@ class OptionsLoader:
 
     def _replace(self, reference: str) -> argparse.Namespace:
         """The options for another model: those of the first one's files and name are dropped."""
-        own = ("name", "arch", "tokenizer", "chat_template", "revision", "adapter_folder")
+        names = "name arch tokenizer chat_template tool_parser reasoning_parser revision"
+        own = [*names.split(), "adapter_folder"]
         changed: dict[str, Any] = {"model": reference, "adapters": [], "attachments": []}
         changed |= dict.fromkeys(own)
         return argparse.Namespace(**{**vars(self.args), **changed})
@@ -213,6 +218,29 @@ def take_inputs(args: argparse.Namespace) -> list[str]:
         )
     args.input = args.input if prompt is None else prompt
     return files
+
+
+def check_name(args: argparse.Namespace) -> None:
+    """Raise ModelNotFound for a name that is neither a model nor an alias.
+
+    Standard input may never end, so the name is checked before. Aliases and references with a slash
+    may need a download; `load` finds them.
+    """
+    from ostro.core.load.open import find
+    from ostro.core.plugins.manager import PluginManager
+
+    if args.model is None or "/" in args.model:
+        return
+    settings = parse_settings(args)
+    plugins = PluginManager()
+    plugins.load(settings, args.plugin)
+    if args.model in plugins.collect("aliases"):
+        return
+    try:
+        find(settings, plugins)
+    except ModelNotFound as error:
+        hint = "; for a prompt without a model, use -i" if " " in args.model else ""
+        raise ModelNotFound(f"{error}{hint}") from None
 
 
 def read_input(args: argparse.Namespace) -> str | None:
@@ -238,12 +266,26 @@ def make_conversation(args: argparse.Namespace) -> Conversation:
     """An empty conversation with the settings of the options."""
     applied = args.apply or [entry.partition("=")[0] for entry in args.adapters]
     values = {name: getattr(args, name) for name in SAMPLING}
+    values["schema"] = None if args.schema is None else read_schema(args.schema)
     return Conversation(
         system=args.system,
         think=args.think,
         sampling={name: x for name, x in values.items() if x not in (None, [])},
         adapters=dict(parse_choice(word) for word in applied),
     )
+
+
+def read_schema(file: str) -> dict[str, Any]:
+    """The JSON schema in a file. Raises UsageError if it cannot be read, or is no object."""
+    try:
+        schema = json.loads(Path(file).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"--schema {file}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"--schema {file}: not valid JSON: {error}") from None
+    if not isinstance(schema, dict):
+        raise UsageError(f"--schema {file}: expected a JSON schema, which is an object")
+    return schema
 
 
 def check_raw(args: argparse.Namespace) -> None:

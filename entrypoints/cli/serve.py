@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ostro.core.errors import UsageError
 from ostro.entrypoints.cli.options import (
@@ -14,6 +15,8 @@ from ostro.entrypoints.cli.options import (
     parse_settings,
     take_model,
 )
+from ostro.entrypoints.cli.server_options import add_server_options
+from ostro.entrypoints.serve_config import ModelOptions, further_model, split_name
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,100 +27,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="[NAME=]REF",
         help="models to serve: the first as -m, others as --also",
     )
+    group = add_options(parser)
+    group.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="read options, keys and models from a TOML file (docs/config.md); options of the "
+        "command line override it (default: none)",
+    )
+
+
+def add_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Declare the options of models and of the server; return the group of the latter."""
+    parser.set_defaults(given=frozenset())
     add_model_options(parser)
     add_adapter_options(parser)
-    group = parser.add_argument_group("server")
+    group = add_server_options(parser)
     add = group.add_argument
-    add(
-        "--host",
-        default="127.0.0.1",
-        help="address to listen on (default: 127.0.0.1); others than loopback require a key",
-    )
-    add(
-        "-p",
-        "--port",
-        type=int,
-        default=1234,
-        help="port to listen on (default: 1234); 0 selects a free one",
-    )
-    add(
-        "--api-key",
-        action="append",
-        default=[],
-        metavar="KEY",
-        help="require this API key; repeat the option for several keys",
-    )
-    add(
-        "--api-key-file",
-        type=Path,
-        metavar="FILE",
-        help="require an API key of FILE, one a line (default: none)",
-    )
-    add(
-        "--keys",
-        type=Path,
-        metavar="FILE",
-        help="require a key of FILE, which has names, scopes and limits (docs/keys.md); SIGHUP "
-        "reads it again (default: none)",
-    )
-    add(
-        "--share-prefixes",
-        action="store_true",
-        help="let all keys share the prefix cache; cached_tokens then shows what others have sent",
-    )
-    add("--open-metrics", action="store_true", help="let /metrics answer without a key")
-    add(
-        "--max-queue",
-        type=int,
-        metavar="N",
-        help="sequences that may run and wait together (default: 32 times --max-seqs)",
-    )
-    add(
-        "--max-queue-tokens",
-        type=int,
-        metavar="N",
-        help="tokens of the prompts of these sequences (default: an eighth of the context each)",
-    )
-    add(
-        "--max-wait",
-        type=float,
-        metavar="S",
-        help="answer 503 if a request has no first token after this many seconds (default: never)",
-    )
-    add(
-        "--allow-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="Host header to accept besides localhost and IP addresses; applies without API keys",
-    )
-    add(
-        "--cors-origin",
-        action="append",
-        default=[],
-        metavar="ORIGIN",
-        help="web origin whose pages may call the server, such as https://app.example",
-    )
-    add(
-        "--drain-timeout",
-        type=float,
-        default=30.0,
-        metavar="S",
-        help="seconds to let running requests finish on SIGTERM (default: 30)",
-    )
-    add(
-        "--hang-timeout",
-        type=float,
-        default=120.0,
-        metavar="S",
-        help="seconds without a response until the engine counts as hung (default: 120)",
-    )
-    add(
-        "--restart",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="restart the engine when it dies or hangs, three times in five minutes (default: on)",
-    )
     add(
         "--also",
         action="append",
@@ -126,64 +52,59 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="serve another model as well; repeat the option for several models",
     )
     add(
-        "--adapter-root",
-        metavar="DIR",
-        help="enable the routes that load adapters, from DIR only (default: disabled)",
-    )
-    admin = group.add_mutually_exclusive_group().add_argument
-    admin(
-        "--admin-key",
-        metavar="KEY",
-        help="key with the scope admin, which may load and unload adapters (default: none)",
-    )
-    admin(
-        "--admin-key-file",
-        type=Path,
-        metavar="FILE",
-        help="read the admin key from FILE (default: none)",
-    )
-    add(
-        "--store",
-        default="memory",
-        metavar="FOLDER",
-        help="keep files and batches in FOLDER, in memory, or not at all: none (default: memory)",
-    )
-    add(
-        "--retention",
-        default="30d",
-        metavar="AGE",
-        help="delete stored documents after 30d, 12h, 5m or never: forever (default: 30d)",
+        "--print-config",
+        action="store_true",
+        help="print the options and models as a file for --config, without secrets, and exit",
     )
     add(
         "--print-openapi",
         action="store_true",
         help="print the OpenAPI document of the routes and exit",
     )
-    add(
-        "--access-log",
-        action="store_true",
-        help="log client, key name, method, path, status and id of each request",
-    )
+    return group
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal arrives."""
-    from ostro.entrypoints.cli.store import parse_duration
+    from ostro.entrypoints.cli.config_file import config_text, configure
     from ostro.entrypoints.http.server import serve
 
+    models = [] if args.config is None else configure(args)
     if args.print_openapi:
         return print_openapi(args.plugin)
-    if not args.hang_timeout > 0:
-        raise UsageError(f"--hang-timeout {args.hang_timeout}: expected a positive number")
-    for name in ("max_queue", "max_queue_tokens", "max_wait"):
+    models = models or command_line_models(args)
+    check_numbers(args)
+    if args.print_config:
+        print(config_text(args, models), end="")
+        return 0
+    return serve(models, **server_options(args))
+
+
+def command_line_models(args: argparse.Namespace) -> list[ModelOptions]:
+    """The models of the positionals, -m and --also; the default first."""
+    further = take_model(args, args.models)
+    if args.model is not None:
+        take_name(args)
+    first = parse_settings(args)
+    others = [further_model(first, reference) for reference in (*further, *args.also)]
+    return [ModelOptions(settings=first), *others]
+
+
+def check_numbers(args: argparse.Namespace) -> None:
+    """Raise UsageError for a limit that is not positive."""
+    for name in ("hang_timeout", "max_queue", "max_queue_tokens", "max_wait", "request_timeout"):
         if (value := getattr(args, name)) is not None and not value > 0:
             option = f"--{name.replace('_', '-')}"
             raise UsageError(f"{option} {value}: expected a positive number")
-    further = take_model(args, args.models)
-    if args.model is not None:
-        split_name(args)
-    return serve(
-        parse_settings(args),
+
+
+def server_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of the server, as `ostro.entrypoints.http.server.Options` takes them."""
+    from ostro.entrypoints.cli.store import parse_bytes, parse_duration
+    from ostro.entrypoints.http.body_log import LOG_BYTES
+    from ostro.entrypoints.http.root_path import parse_root_path
+
+    return dict(
         host=args.host,
         port=args.port,
         api_keys=api_keys(args),
@@ -192,28 +113,40 @@ def run(args: argparse.Namespace) -> int:
         drain_timeout=args.drain_timeout,
         hang_timeout=args.hang_timeout,
         restart=args.restart,
-        also=[*further, *args.also],
         admin_key=admin_key(args),
+        model_root=args.model_root,
         store=args.store,
         retention=parse_duration(args.retention),
+        store_limit=None if args.store_limit is None else parse_bytes(args.store_limit),
         keys=args.keys,
         share_prefixes=args.share_prefixes,
         open_metrics=args.open_metrics,
         max_queue=args.max_queue,
         max_queue_tokens=args.max_queue_tokens,
         max_wait=args.max_wait,
+        request_timeout=args.request_timeout,
+        uds=args.uds,
+        ssl_certfile=args.ssl_certfile,
+        ssl_keyfile=args.ssl_keyfile,
+        workers=args.workers,
+        root_path=parse_root_path(args.root_path),
         access_log=args.access_log,
+        log_format=args.log_format,
+        log_requests=args.log_requests,
+        log_requests_size=(
+            LOG_BYTES if args.log_requests_size is None else parse_bytes(args.log_requests_size)
+        ),
         plugin_paths=args.plugin,
     )
 
 
-def split_name(args: argparse.Namespace) -> None:
+def take_name(args: argparse.Namespace) -> None:
     """Take the name of the model from NAME=REF, as --also does.
 
     Raises UsageError for another name in --name.
     """
-    name, equals, reference = args.model.partition("=")
-    if not equals or Path(args.model).exists():
+    name, reference = split_name(args.model)
+    if name is None:
         return
     if args.name not in (None, name):
         raise UsageError(f"expected one name, got --name {args.name} and {args.model}")
@@ -233,16 +166,26 @@ def print_openapi(plugin_paths: Sequence[str]) -> int:
 
 def api_keys(args: argparse.Namespace) -> list[str]:
     """All API keys. Raises UsageError for an unreadable or empty file, and for an empty key."""
+    from ostro.entrypoints.cli.config_file import MASK
+
     found = list(args.api_key)
     if args.api_key_file is not None:
         found += read_keys("--api-key-file", args.api_key_file)
     if not all(key.strip() for key in found):
         raise UsageError("--api-key is empty")
+    if MASK in found:
+        raise UsageError(f"--api-key {MASK}: write the key, which --print-config left out")
     return found
 
 
 def admin_key(args: argparse.Namespace) -> str | None:
     """The admin key, None without one. Raises UsageError unless its file contains one key."""
+    from ostro.entrypoints.cli.config_file import MASK
+
+    if args.admin_key is not None and args.admin_key_file is not None:
+        raise UsageError("--admin-key and --admin-key-file exclude each other; remove one")
+    if args.admin_key == MASK:
+        raise UsageError(f"--admin-key {MASK}: write the key, which --print-config left out")
     if args.admin_key_file is None:
         return str(args.admin_key) if args.admin_key is not None else None
     found = read_keys("--admin-key-file", args.admin_key_file)

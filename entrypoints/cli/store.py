@@ -53,6 +53,16 @@ def parse_duration(text: str) -> float | None:
     return float(found[1]) * UNITS[found[2]]
 
 
+def parse_bytes(text: str) -> int:
+    """Return the bytes of "20GB" or "512MiB". Raises UsageError for another text."""
+    from ostro.core.device import parse_size  # imports torch
+
+    size = parse_size(text)
+    if size <= 1:
+        raise UsageError(f"{text!r:.80} is not a size; write 20GB or 512MiB")
+    return int(size)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.description = (

@@ -6,6 +6,7 @@ They require the scope "admin" if the server has keys. Loading requires --adapte
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from ostro.entrypoints.operations.adapters import adapter_ref
 from ostro.entrypoints.operations.keys import KeyRing
 from ostro.entrypoints.operations.operations import Operations
 
+log = logging.getLogger(__name__)
 MAX_PATH = 4096
 """Limit on the length of a path, in characters."""
 MAX_FILES = 10_000
@@ -50,34 +52,35 @@ class LoadingDisabled(AdapterError):
 class Admin:
     """Access control of the routes.
 
-    root: resolved folder that adapters are loaded from, None to disable loading. open: the server
-    has no keys at all.
+    root: resolved folder that adapters or models are loaded from, None to disable loading. open:
+    the server has no keys at all. option: the option that sets the root.
     """
 
     root: Path | None = None
     open: bool = True
+    option: str = "--adapter-root"
 
     @classmethod
-    def of(cls, root: str | Path | None, ring: KeyRing) -> Admin:
+    def of(cls, root: str | Path | None, ring: KeyRing, option: str = "--adapter-root") -> Admin:
         """Raises UsageError if the root is not a folder."""
         found = None if root is None else Path(root).expanduser().resolve()
         if found is not None and not found.is_dir():
-            raise UsageError(f"--adapter-root {root}: not a folder")
-        return cls(found, not ring.locked and not ring.has_admin)
+            raise UsageError(f"{option} {root}: not a folder")
+        return cls(found, not ring.locked and not ring.has_admin, option)
 
     def check(self) -> None:
         """Raise LoadingDisabled if the routes are disabled: without keys, they require a root."""
         if self.root is None and self.open:
-            raise LoadingDisabled("these routes require --adapter-root or --admin-key")
+            raise LoadingDisabled(f"these routes require {self.option} or --admin-key")
 
     def find(self, given: str) -> Path:
-        """The path of an adapter.
+        """The path of an adapter or a model.
 
         Raises LoadingDisabled without a root, AdapterNotFound if it does not exist, and
         AdapterForbidden if the path, or a link in the folder, leads out of the root.
         """
         if self.root is None:
-            raise LoadingDisabled("start the server with --adapter-root, to load adapters from it")
+            raise LoadingDisabled(f"start the server with {self.option} to load from it")
         if len(given) > MAX_PATH or (found := self.inside(self.root / given)) is None:
             raise self.outside(given)
         if not os.path.exists(found):
@@ -99,7 +102,7 @@ class Admin:
 
     def outside(self, given: str) -> AdapterForbidden:
         return AdapterForbidden(
-            f"{given!r:.200} is outside of --adapter-root",
+            f"{given!r:.200} is outside of {self.option}",
             param="lora_path",
         )
 
@@ -185,6 +188,7 @@ async def load(request: Request) -> Response:
     except AdapterError as error:
         raise admin.shown(error) from None
     service.adapters.note(model, reported)
+    log.info("%s: adapter %r is loaded", model, name)
     return respond(200, entry(model, service.adapters.of(model)[name]))
 
 
@@ -199,6 +203,7 @@ async def unload(request: Request) -> Response:
         "unload", model=model, name=name, expected=body.expected_generation
     )
     service.adapters.note(model, reported)
+    log.info("%s: adapter %r is unloaded", model, name)
     return respond(200, Unloaded(name=name, model=model))
 
 
@@ -207,8 +212,7 @@ async def adapters(request: Request) -> Response:
     service = operations_of(request).service
     admin: Admin = request.app.state.admin
     admin.check()
-    for model in service.names:
-        await service.adapters.refresh(model)
+    await service.refresh_adapters()
     data = [
         entry(model, info)
         for model in service.names
@@ -263,5 +267,6 @@ def routes(operations: Operations) -> list[Route]:
             endpoint=adapters,
             scope="admin",
             response=AdapterList,
+            error_statuses=(404,),
         ),
     ]

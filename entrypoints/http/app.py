@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
+from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import HTTPConnection, Request
@@ -26,28 +27,37 @@ from ostro.entrypoints.http import (
     admin,
     audio,
     batches,
+    conversations,
     files,
     health,
     images,
     metrics,
+    model_admin,
     openai,
     openapi,
+    responses,
     speech,
+    stored_chats,
+    tokens,
     vectors,
 )
 from ostro.entrypoints.http.admin import Admin
+from ostro.entrypoints.http.body_log import BodyLog, BodyLogMiddleware
 from ostro.entrypoints.http.budget import BodyBudget
 from ostro.entrypoints.http.context import caller_of
-from ostro.entrypoints.http.errors import HANDLERS, ErrorForm
-from ostro.entrypoints.http.measurement import MeasureMiddleware, RequestMetrics
+from ostro.entrypoints.http.deadline import Deadline
+from ostro.entrypoints.http.errors import HANDLERS
+from ostro.entrypoints.http.log import log_request
+from ostro.entrypoints.http.measurement import RequestMetrics
 from ostro.entrypoints.http.metrics import CallerMetrics, EngineMetrics
 from ostro.entrypoints.http.middleware import (
     POLICY_VIOLATION,
-    AccessLog,
     AccessMiddleware,
-    RequestId,
+    Observer,
+    RequestMiddleware,
 )
-from ostro.entrypoints.http.responses import ADAPTERS_HEADER
+from ostro.entrypoints.http.openai_types import ADAPTERS_HEADER
+from ostro.entrypoints.http.root_path import RootPath
 from ostro.entrypoints.operations.documents import Documents
 from ostro.entrypoints.operations.keys import KeyRing
 from ostro.entrypoints.operations.operations import Operations
@@ -56,7 +66,24 @@ from ostro.entrypoints.operations.service import Service
 from ostro.entrypoints.operations.state import State
 
 log = logging.getLogger(__name__)
-FAMILIES = (health, openai, vectors, audio, images, speech, files, batches, admin, metrics, openapi)
+FAMILIES = (
+    health,
+    model_admin,  # before the route of any model's name
+    openai,
+    tokens,
+    stored_chats,
+    responses,
+    conversations,
+    vectors,
+    audio,
+    images,
+    speech,
+    files,
+    batches,
+    admin,
+    metrics,
+    openapi,
+)
 """The modules of the built-in routes, one API family each."""
 
 
@@ -68,29 +95,44 @@ def make_app(
     hosts: Sequence[str] | None = None,
     origins: Sequence[str] = (),
     adapter_root: str | Path | None = None,
+    model_root: str | Path | None = None,
     open_metrics: bool = False,
     access_log: bool = False,
+    body_log: BodyLog | None = None,
+    observers: Sequence[Observer] = (),
+    root_path: str = "",
+    request_timeout: float | None = None,
     state: State | None = None,
+    quotas: Quotas | None = None,
+    outer: Sequence[Middleware] = (),
 ) -> FastAPI:
     """Return the application.
 
     ring: the API keys, None for a server without keys. hosts: names to accept in the Host header,
-    None for any. origins: web origins that CORS allows. adapter_root: folder that clients may load
-    adapters from. open_metrics: let /metrics answer without a key. state: the store of files and
-    batches, None for a server without one. Raises UsageError if the root is not a folder.
+    None for any. origins: web origins that CORS allows. adapter_root, model_root: folders that
+    clients may load adapters and models from. open_metrics: let /metrics answer without a key.
+    body_log: gets the bodies of requests. observers: functions that get the record of each request
+    at its end. root_path: path below which a proxy serves the application. request_timeout: time
+    limit of a request in seconds, None for none. state: the store of files and batches, None for a
+    server without one. quotas: those of another process. outer: middleware before all other.
+    Raises UsageError if a root is not a folder.
     """
-    ring, quotas = ring or KeyRing(), Quotas()
+    ring, quotas = ring or KeyRing(), quotas or Quotas()
     guard = Admin.of(adapter_root, ring)
+    model_guard = Admin.of(model_root, ring, "--model-root")
     operations = Operations(service, resolve(plugins.get("pipelines", "text").pipeline))
     routes = built_in_routes(operations)
     routes += plugin_routes(plugins, operations, routes)
-    requests = RequestMetrics(service.name)
+    requests = RequestMetrics(service.name, lambda: service.names)
     requests.registry.register(CallerMetrics(quotas))
     service.engine.observer = requests
-    middleware = [Middleware(MeasureMiddleware, metrics=requests)]
-    middleware += [Middleware(BodyBudget), Middleware(RequestId)]
-    if access_log:
-        middleware.append(Middleware(AccessLog))
+    middleware = [Middleware(RootPath, root_path=root_path)] if root_path else []
+    middleware += outer
+    observers = [*observers, log_request] if access_log else observers
+    middleware.append(Middleware(RequestMiddleware, metrics=requests, observers=observers))
+    middleware.append(Middleware(BodyBudget))
+    if body_log is not None:
+        middleware.append(Middleware(BodyLogMiddleware, log=body_log))
     if origins:
         allow: dict[str, Any] = {"allow_methods": ["*"], "allow_headers": ["*"]}
         allow["expose_headers"] = [ADAPTERS_HEADER]
@@ -99,25 +141,39 @@ def make_app(
     paths = open_paths(routes) | ({"/metrics"} if open_metrics else set())
     access = Middleware(AccessMiddleware, ring=ring, quotas=quotas, hosts=hosts, open_paths=paths)
     middleware.append(access)
+    if request_timeout is not None:
+        middleware.append(Middleware(Deadline, seconds=request_timeout))
     app = FastAPI(
         openapi_url=None,
-        routes=[starlette_route(route) for route in routes],
+        routes=[starlette_route(route) for route in sorted(routes, key=lambda x: not x.header)],
         middleware=middleware,
         exception_handlers=dict(HANDLERS),
         redirect_slashes=False,
     )
     app.state.operations, app.state.admin, app.state.routes = operations, guard, routes
-    app.state.metrics = EngineMetrics(service, requests)
-    app.state.documents = Documents(state or State(), batches.make_executor(app, ring, quotas))
+    app.state.root_path, app.state.quotas = root_path, quotas
+    app.state.model_admin = model_guard
+    state = state or State()
+    app.state.metrics = EngineMetrics(service, requests, state)
+    execute = batches.make_executor(app, ring, quotas)
+    acting = batches.make_acting(ring, quotas)
+    state.limits.key_of = ring.key_of
+    app.state.documents = Documents(state, execute, operations, acting)
+    operations.files = app.state.documents.files
     return app
 
 
 def describe(plugins: PluginManager) -> dict[str, Any]:
     """Return the OpenAPI document of a server with these plugins; no model is needed."""
+    return openapi.openapi(routes_of(plugins))
+
+
+def routes_of(plugins: PluginManager) -> list[Route]:
+    """Return all routes of a server with these plugins; no model is needed."""
     service = Service(ProcessEngine(Settings()), "model")
     operations = Operations(service, resolve(plugins.get("pipelines", "text").pipeline))
     routes = built_in_routes(operations)
-    return openapi.openapi([*routes, *plugin_routes(plugins, operations, routes)])
+    return [*routes, *plugin_routes(plugins, operations, routes)]
 
 
 def built_in_routes(operations: Operations) -> list[Route]:
@@ -141,14 +197,13 @@ def open_paths(routes: Sequence[Route]) -> set[str]:
 
 
 class RecordedRoute(HttpRoute):
-    """A route that is recorded in the scope, as FastAPI's own routes are.
+    """A route that is stored in the scope, as FastAPI's own routes are, with its record."""
 
-    `errors` is the field of its record.
-    """
-
-    errors: ErrorForm | None = None
+    record: Route
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        if (header := self.record.header) and header not in Headers(scope=scope):
+            return Match.NONE, {}
         match, found = super().matches(scope)
         return match, {**found, "route": self}
 
@@ -164,7 +219,7 @@ def starlette_route(route: Route) -> BaseRoute:
         return WebSocketRoute(path, guarded(route, route.endpoint), name=route.name)
     endpoint = guarded(route, route.endpoint)
     found = RecordedRoute(path, endpoint, methods=[method], name=route.name)
-    found.errors = route.errors
+    found.record = route
     return found
 
 
@@ -202,14 +257,19 @@ def guarded_files(route: Route, files: ASGIApp) -> ASGIApp:
 def plugin_routes(
     plugins: PluginManager, operations: Operations, builtin: Sequence[Route]
 ) -> list[Route]:
-    """Return the routes of plugins. A plugin cannot replace a built-in route."""
+    """Return the routes of plugins. A plugin cannot replace a built-in route.
+
+    A route with a header only precedes it, for requests with the header.
+    """
     routes = []
     engine, taken = operations.service.engine, [starlette_route(route) for route in builtin]
     for name, record in plugins.collect("routes", server=operations, engine=engine).items():
         method, _, path = name.partition(" ")
         if not (method.isupper() and path.startswith("/")):
             log.warning("plugin route %r ignored: name it 'METHOD /path'", name)
-        elif any(route.path_regex.match(path) for route in taken if isinstance(route, HttpRoute)):
+        elif not record.header and any(
+            route.path_regex.match(path) for route in taken if isinstance(route, HttpRoute)
+        ):
             log.warning("plugin route %r ignored: its path is a built-in route", name)
         else:
             routes.append(record)

@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from typing import Any, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ostro.core.errors import RequestError, Unsupported, nearest
-from ostro.core.pipeline import parse
 from ostro.core.records import Route
-from ostro.entrypoints.http.body import check_values, read_form
+from ostro.entrypoints.http.body import read_form
 from ostro.entrypoints.http.context import caller_of, operations_of
-from ostro.entrypoints.http.responses import adapter_headers, unless_none
+from ostro.entrypoints.http.errors import respond
+from ostro.entrypoints.http.forms import parse_form, read_upload
+from ostro.entrypoints.http.openai_types import adapter_headers, unless_none
 from ostro.entrypoints.http.stream import EventStream, event, unless_disconnected
 from ostro.entrypoints.operations.media import TranscriptEvent, TranscriptionRequest
 from ostro.entrypoints.operations.operations import Operations
 
-TYPES = {
+TEXT_TYPES = {
     "json": "application/json",
-    "verbose_json": "application/json",
     "text": "text/plain; charset=utf-8",
     "srt": "application/x-subrip; charset=utf-8",
     "vtt": "text/vtt; charset=utf-8",
 }
-FIELDS = {"file", *TranscriptionRequest.__struct_fields__}
-LISTS = {"timestamp_granularities[]", "timestamp_granularities", "include[]"}
 
 
 class TranscriptionForm(TranscriptionRequest, kw_only=True):
@@ -41,16 +37,56 @@ class TranscriptionForm(TranscriptionRequest, kw_only=True):
     file: bytes
 
 
+class TranscriptToken(msgspec.Struct, kw_only=True):
+    """A token of a transcript; `bytes` are those of its text in UTF-8."""
+
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+class TranscriptLanguage(msgspec.Struct, kw_only=True):
+    """A language that was detected among the request's `languages`, such as "en"."""
+
+    code: str
+
+
+class TranscriptInputTokens(msgspec.Struct, kw_only=True):
+    """Rows of the encoded audio, and tokens of the prompt."""
+
+    audio_tokens: int
+    text_tokens: int
+
+
+class TranscriptTokenUsage(msgspec.Struct, kw_only=True, tag_field="type", tag="tokens"):
+    """Token counts of a streamed transcript."""
+
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+    input_token_details: TranscriptInputTokens
+
+
+class TranscriptDuration(msgspec.Struct, kw_only=True, tag_field="type", tag="duration"):
+    """The duration of the audio."""
+
+    seconds: float
+
+
 class TranscriptDelta(msgspec.Struct, kw_only=True, tag_field="type", tag="transcript.text.delta"):
     """The next segment of a streamed transcript."""
 
     delta: str
+    logprobs: list[TranscriptToken] | UnsetType = UNSET
 
 
 class TranscriptDone(msgspec.Struct, kw_only=True, tag_field="type", tag="transcript.text.done"):
     """The end of a streamed transcript: all of its text."""
 
     text: str
+    usage: TranscriptTokenUsage
+    logprobs: list[TranscriptToken] | UnsetType = UNSET
+    languages: list[TranscriptLanguage] | UnsetType = UNSET
     adapter_generations: list[str] | UnsetType = UNSET
 
 
@@ -69,14 +105,29 @@ class TranscriptSegment(msgspec.Struct, kw_only=True):
     no_speech_prob: float
 
 
+class TranscriptWord(msgspec.Struct, kw_only=True):
+    """A word without the punctuation around it; times are in seconds."""
+
+    word: str
+    start: float
+    end: float
+
+
 class Transcription(msgspec.Struct, kw_only=True):
-    """A transcript. With response_format json it has `text` alone."""
+    """A transcript. The fields from `task` to `words` are those of verbose_json.
+
+    `segments` and `words` are those of `timestamp_granularities`, whose default is segment.
+    """
 
     text: str
+    usage: TranscriptDuration | UnsetType = UNSET
+    logprobs: list[TranscriptToken] | UnsetType = UNSET
+    languages: list[TranscriptLanguage] | UnsetType = UNSET
     task: str | UnsetType = UNSET
     language: str | UnsetType = UNSET
     duration: float | UnsetType = UNSET
     segments: list[TranscriptSegment] | UnsetType = UNSET
+    words: list[TranscriptWord] | UnsetType = UNSET
     adapter_generations: list[str] | UnsetType = UNSET
 
 
@@ -93,88 +144,73 @@ async def translations(request: Request) -> Response:
 async def answer(request: Request, task: Literal["transcribe", "translate"]) -> Response:
     operations, caller = operations_of(request), caller_of(request)
     async with read_form(request) as form:
-        check_fields(form)
-        body, audio = transcription_of(form), await file_of(form)
+        body = parse_form(form, TranscriptionRequest, {"file"})
+        audio = await read_upload(form, "file")
     if body.stream:
-        return EventStream(chunks(operations.transcript_events(body, audio, task, caller)))
+        events = await operations.transcript_events(body, audio, task, caller)
+        return EventStream(chunks(events, body))
     operation = operations.transcribe if task == "transcribe" else operations.translate
     transcript = await unless_disconnected(request, operation(body, audio, caller))
     form_name = body.response_format
-    headers = {} if "json" in form_name else adapter_headers(transcript.generations)
-    return Response(transcript.format(form_name), 200, headers, TYPES[form_name])
+    text = transcript.format(form_name)
+    if "json" in form_name:
+        return respond(200, transcription(text, transcript, body))
+    return Response(text, 200, adapter_headers(transcript.generations), TEXT_TYPES[form_name])
 
 
-def check_fields(form: FormData) -> None:
-    """Raise RequestError for unknown and repeated fields, Unsupported for word timestamps."""
-    for name in form:
-        if name not in FIELDS | LISTS:
-            raise RequestError(
-                f"unknown field {name!r:.80}{nearest(name, FIELDS)}", param=name[:80]
-            )
-        if name in FIELDS and len(form.getlist(name)) > 1:
-            raise RequestError(f"duplicate field {name}", param=name)
-    granularities = [x for name in LISTS for x in form.getlist(name)]
-    if "word" in granularities:
-        raise Unsupported("timestamp_granularities: word is not supported; use segment")
+def transcription(text: str, transcript: Any, body: TranscriptionRequest) -> Transcription:
+    """Return the JSON of a transcript, from the pipeline's and what the request adds to it."""
+    found = msgspec.json.decode(text, type=Transcription)
+    found.usage = TranscriptDuration(seconds=transcript.duration)
+    found.languages = languages(body, transcript.language)
+    if "segment" not in (body.timestamp_granularities or ["segment"]):
+        found.segments = UNSET
+    if body.include:
+        found.logprobs = tokens([x for segment in transcript.segments for x in segment.logprobs])
+    return found
 
 
-def transcription_of(form: FormData) -> TranscriptionRequest:
-    """Return the request of a form. Adapters are a name or JSON."""
-    names = ("model", "adapter", "language", "prompt", "response_format")
-    given: dict[str, Any] = {name: text_of(form, name) for name in names}
-    for name in ("adapter", "adapters"):
-        text = text_of(form, name)
-        if text is not None and text.lstrip()[:1] in ("[", "{"):
-            try:
-                given[name] = msgspec.json.decode(text)
-            except (ValueError, RecursionError):
-                raise RequestError(f"{name} is not valid JSON", param=name) from None
-        elif text is not None and name == "adapters":
-            given[name] = [text]
-    if (text := text_of(form, "temperature")) is not None:
-        try:
-            given["temperature"] = float(text)
-        except ValueError:
-            raise RequestError(
-                f"temperature={text!r:.40} is not a number", param="temperature"
-            ) from None
-    check_values(given)
-    return parse({**given, "stream": flag_of(form, "stream")}, TranscriptionRequest)
+def tokens(logprobs: Iterable[Any]) -> list[TranscriptToken]:
+    """Return the tokens of the pipeline's `TokenLogprob`."""
+    return [TranscriptToken(token=x.token, bytes=x.bytes, logprob=x.logprob) for x in logprobs]
 
 
-async def file_of(form: FormData) -> bytes:
-    """The contents of the field `file`. Raises RequestError if it is missing."""
-    file = form.get("file")
-    if not isinstance(file, UploadFile):
-        raise RequestError(
-            "the field file is missing; send the audio as multipart/form-data", param="file"
-        )
-    return await file.read()
+def languages(body: TranscriptionRequest, code: str) -> list[TranscriptLanguage] | UnsetType:
+    """Return the language of a transcript if the request has a choice of them."""
+    return [TranscriptLanguage(code=code)] if body.languages else UNSET
 
 
-def flag_of(form: FormData, name: str) -> bool:
-    text = (text_of(form, name) or "false").lower()
-    if text not in ("true", "false"):
-        raise RequestError(f"{name}={text!r:.40}: expected true or false", param=name)
-    return text == "true"
-
-
-def text_of(form: FormData, name: str) -> str | None:
-    value = form.get(name)
-    if isinstance(value, UploadFile):
-        raise RequestError(f"{name}: expected text, got a file", param=name)
-    return value or None
-
-
-async def chunks(events: AsyncGenerator[TranscriptEvent, None]) -> AsyncGenerator[bytes, None]:
+async def chunks(
+    events: AsyncGenerator[TranscriptEvent, None], body: TranscriptionRequest
+) -> AsyncGenerator[bytes, None]:
     """Yield OpenAI's events of a transcription: each segment, then the whole text."""
     async with aclosing(events):
         async for each in events:
-            if each.final:
-                generations = unless_none(each.generations)
-                yield event(TranscriptDone(text=each.text, adapter_generations=generations))
-            else:
-                yield event(TranscriptDelta(delta=each.text))
+            logprobs = tokens(each.logprobs) if body.include else UNSET
+            if not each.final:
+                yield event(TranscriptDelta(delta=each.text, logprobs=logprobs))
+                continue
+            done = TranscriptDone(
+                text=each.text,
+                usage=usage_of(each),
+                logprobs=logprobs,
+                languages=languages(body, each.language),
+                adapter_generations=unless_none(each.generations),
+            )
+            yield event(done)
+
+
+def usage_of(final: TranscriptEvent) -> TranscriptTokenUsage:
+    """Return the usage of a streamed transcript."""
+    asked = final.audio_tokens + final.prompt_tokens
+    return TranscriptTokenUsage(
+        input_tokens=asked,
+        output_tokens=final.output_tokens,
+        total_tokens=asked + final.output_tokens,
+        input_token_details=TranscriptInputTokens(
+            audio_tokens=final.audio_tokens, text_tokens=final.prompt_tokens
+        ),
+    )
 
 
 def routes(operations: Operations) -> list[Route]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Literal, cast
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -13,20 +14,30 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.types import Message
 
-from ostro.core.errors import OstroError
-from ostro.core.pipeline import parse
+from ostro.core.errors import OstroError, StepFailed
 from ostro.core.records import Route
 from ostro.core.store import new_id
-from ostro.entrypoints.http import openai, vectors
-from ostro.entrypoints.http.body import read_json
+from ostro.entrypoints.http.body import read_request
 from ostro.entrypoints.http.budget import BODY_KEY, BodyBudget, HeldBody
-from ostro.entrypoints.http.context import caller_of, documents_of
-from ostro.entrypoints.http.errors import error_content, on_bug, on_http, respond, respond_to
-from ostro.entrypoints.http.files import MAX_JSON, parse_query
+from ostro.entrypoints.http.context import REQUEST_ID, caller_of, documents_of
+from ostro.entrypoints.http.errors import (
+    BUSY,
+    error_content,
+    on_bug,
+    on_http,
+    respond,
+    respond_error,
+    respond_to,
+)
+from ostro.entrypoints.http.files import MAX_JSON
+from ostro.entrypoints.http.pages import ListPage, make_page
+from ostro.entrypoints.http.query import parse_query
+from ostro.entrypoints.http.request_record import record_of
 from ostro.entrypoints.operations.admission import claim
-from ostro.entrypoints.operations.batch_runner import Execute
+from ostro.entrypoints.operations.batch_runner import Busy, Execute
 from ostro.entrypoints.operations.batches import (
     Batch,
     BatchListRequest,
@@ -34,20 +45,18 @@ from ostro.entrypoints.operations.batches import (
     Endpoint,
     Status,
 )
-from ostro.entrypoints.operations.caller import Caller
+from ostro.entrypoints.operations.caller import Caller, Forbidden
 from ostro.entrypoints.operations.keys import KeyRing
 from ostro.entrypoints.operations.operations import Operations
-from ostro.entrypoints.operations.quotas import Quotas
+from ostro.entrypoints.operations.quotas import Quota, Quotas
+from ostro.entrypoints.operations.responses.runner import Acting
+from ostro.entrypoints.operations.store_limits import StoreLimitReached
 
+FINAL = (StepFailed, StoreLimitReached)
+"""Errors that a repetition is likely to meet again."""
 log = logging.getLogger(__name__)
 LOW_PRIORITY = 1000
 """Priority of a batch's requests: behind all others."""
-ENDPOINTS: Mapping[Endpoint, Callable[[Request], Awaitable[Response]]] = {
-    "/v1/chat/completions": openai.chat,
-    "/v1/completions": openai.completions,
-    "/v1/embeddings": vectors.embeddings,
-}
-"""The functions that handle the requests of batches."""
 
 
 class BatchErrorObject(msgspec.Struct, kw_only=True):
@@ -123,19 +132,15 @@ class BatchObject(msgspec.Struct, kw_only=True):
     object: Literal["batch"] = "batch"
 
 
-class BatchList(msgspec.Struct, kw_only=True):
-    """A page of batches. `last_id` is the cursor of the next page."""
+class BatchList(ListPage, kw_only=True):
+    """A page of batches."""
 
     data: list[BatchObject]
-    has_more: bool
-    first_id: str | None
-    last_id: str | None
-    object: Literal["list"] = "list"
 
 
 async def create_batch(request: Request) -> Response:
     """Run the requests in a file."""
-    wanted = parse(await read_json(request, MAX_JSON), BatchRequest)
+    wanted = await read_request(request, BatchRequest, limit=MAX_JSON)
     batch = await documents_of(request).batches.create(wanted, caller_of(request))
     return respond(200, batch_object(batch))
 
@@ -145,8 +150,7 @@ async def list_batches(request: Request) -> Response:
     wanted = parse_query(request, BatchListRequest)
     page = await documents_of(request).batches.list(wanted, caller_of(request))
     data = [batch_object(batch) for batch in page.batches]
-    first, last = (data[0].id, data[-1].id) if data else (None, None)
-    return respond(200, BatchList(data=data, has_more=page.has_more, first_id=first, last_id=last))
+    return respond(200, make_page(BatchList, data, page.has_more))
 
 
 async def get_batch(request: Request) -> Response:
@@ -166,6 +170,7 @@ async def cancel_batch(request: Request) -> Response:
 
 
 def batch_object(batch: Batch) -> BatchObject:
+    assert batch.request is not None
     used = batch.usage
     faults = [
         BatchErrorObject(code=each.code, message=each.message, param=each.param, line=each.line)
@@ -206,35 +211,73 @@ def batch_object(batch: Batch) -> BatchObject:
 def make_executor(app: Starlette, ring: KeyRing, quotas: Quotas) -> Execute:
     """Return a function that handles the requests of batches as requests of HTTP clients.
 
-    They have the permissions and limits that the key has when they run, and a low priority.
+    They have the permissions and limits that the key has when they run, and a low priority. Their
+    routes are those of the application, so that plugins can have batches of their own.
     """
     budget = BodyBudget(app)
 
     async def execute(path: str, body: Mapping[str, Any], name: str) -> tuple[int, bytes]:
-        key = next((each for each in ring.keys.values() if each.name == name), None)
-        if ring.locked if key is None else ring.expired(key):
-            message = f"the API key {name!r} of the batch is no longer valid"
-            refusal = respond(401, error_content(401, message, "invalid_api_key"))
-            return refusal.status_code, bytes(refusal.body)
-        caller = low(ring.anonymous() if key is None else ring.caller(key))
         held = HeldBody(budget)
-        request = make_request(app, path, msgspec.json.encode(body), caller, held)
+        request = make_request(app, path, msgspec.json.encode(body), held)
+        token = REQUEST_ID.set(request.state.request_id)
         try:
-            caller.require("infer")
-            with claim(caller, quotas.of(name, key)):
-                response = await ENDPOINTS[cast(Endpoint, path)](request)
+            found = ring.named(name)
+            if found is None:
+                message = f"the API key {name!r} of the batch is no longer valid"
+                content = error_content(401, message, "invalid_api_key")
+                response = respond_error(401, content, request.scope)
+            else:
+                request.state.caller = low(found[0])
+                response = await handle(request, quotas.of(name, found[1]))
         except OstroError as error:
-            response = respond_to(error)
+            if error.status in BUSY and not isinstance(error, FINAL):
+                raise Busy(getattr(error, "retry_after", None)) from error
+            response = respond_to(error, request.scope)
         except HTTPException as error:
+            if error.status_code in BUSY:
+                raise Busy from error
             response = await on_http(request, error)
         except Exception as error:
             log.exception("a request of a batch has failed")
             response = await on_bug(request, error)
         finally:
+            REQUEST_ID.reset(token)
             held.release()
         return response.status_code, bytes(response.body)
 
     return execute
+
+
+async def handle(request: Request, quota: Quota) -> Response:
+    """Handle a request of a batch within the limits of its key. Raises as the route."""
+    caller, record = caller_of(request), record_of(request.scope)
+    if record is None or not callable(record.endpoint):
+        raise HTTPException(404)
+    caller.require(record.scope)
+    with claim(caller, quota) as own:
+        try:
+            response: Response = await record.endpoint(request)
+        except OstroError as error:
+            if error.status in BUSY:
+                own.give_back()
+            raise
+        return response
+
+
+def make_acting(ring: KeyRing, quotas: Quotas) -> Acting:
+    """Return the function that gives responses in the background the caller of a name."""
+
+    @contextmanager
+    def acting(name: str) -> Iterator[Caller]:
+        found = ring.named(name)
+        if found is None:
+            raise Forbidden(f"the API key {name!r} of the response is no longer valid")
+        caller, key = found
+        caller.require("infer")
+        with claim(caller, quotas.of(name, key)):
+            yield caller
+
+    return acting
 
 
 def low(caller: Caller) -> Caller:
@@ -242,7 +285,7 @@ def low(caller: Caller) -> Caller:
     return msgspec.structs.replace(caller, priority=max(LOW_PRIORITY, caller.priority or 0))
 
 
-def make_request(app: Starlette, path: str, data: bytes, caller: Caller, held: HeldBody) -> Request:
+def make_request(app: Starlette, path: str, data: bytes, held: HeldBody) -> Request:
     """Return a request without a socket; its client does not disconnect."""
     messages = [{"type": "http.request", "body": data}]
 
@@ -251,16 +294,18 @@ def make_request(app: Starlette, path: str, data: bytes, caller: Caller, held: H
             await asyncio.Event().wait()
         return messages.pop()
 
-    scope = {
+    scope: dict[str, Any] = {
         "type": "http",
         "app": app,
         "method": "POST",
         "path": path,
         "query_string": b"",
         "headers": [(b"content-type", b"application/json")],
-        "state": {"caller": caller, "request_id": new_id("")},
+        "state": {"request_id": new_id("")},
         BODY_KEY: held,
     }
+    found = (route for route in app.routes if route.matches(scope)[0] is Match.FULL)
+    scope["route"] = next(found, None)
     return Request(scope, receive)
 
 
@@ -275,6 +320,7 @@ def routes(operations: Operations) -> list[Route]:
         ),
         Route(
             name="GET /v1/batches",
+            error_statuses=(400, 503),
             endpoint=list_batches,
             request=BatchListRequest,
             response=BatchList,

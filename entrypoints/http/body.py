@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,10 +16,11 @@ from starlette.requests import Request
 from starlette.types import Message, Receive
 
 from ostro.core import pipeline
-from ostro.core.errors import RequestError
+from ostro.core.errors import RequestError, StoreError, Unsupported
 from ostro.entrypoints.http.budget import HeldBody
 from ostro.entrypoints.http.context import operations_of
 from ostro.entrypoints.http.errors import CLOSE
+from ostro.entrypoints.http.json_scanner import check_text
 from ostro.entrypoints.operations.service import Service
 
 MAX_BYTES = 50 << 20
@@ -31,30 +33,43 @@ PROMPT_FACTOR = 8
 """Factor between the largest and the typical text of a prompt: JSON escapes, white space."""
 MAX_FORM = 512 << 20
 """Limit on the bytes of a form: some hours of compressed audio."""
-MAX_DEPTH = 64
-MAX_NODES = 200_000
-"""Members, arrays and objects of a JSON body: several times what 10,000 messages need."""
-MAX_ITEMS = 1 << 20
-"""Items of all arrays and objects of a JSON body: a context of a million token ids."""
-TOO_DEEP = f"the body is nested deeper than {MAX_DEPTH} levels"
 SECONDS = 60.0
 """Time limit for receiving a JSON body."""
 FORM_SECONDS = 600.0
 """Time limit for receiving a form."""
 SMALL = 64 << 10
-"""Bytes that are parsed on the event loop; larger bodies are parsed in a thread."""
-PIECE = 64 << 10
-"""Bytes that are scanned at a time."""
+"""Bytes that are decoded on the event loop; larger bodies are decoded in a thread."""
+DECODER = ThreadPoolExecutor(1, thread_name_prefix="body")
+"""The thread that decodes large bodies. It holds the GIL for most of the time: a second one would
+decode no more, and delay other requests twice as long.
+"""
+MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+OBJECT = msgspec.json.Decoder(dict[str, Any])
+NULL = msgspec.Raw(b"null")
 R = TypeVar("R", bound=msgspec.Struct)
+T = TypeVar("T")
 
 
-async def read_request(request: Request, kind: type[R], prompts: int = 1) -> R:
+async def read_request(
+    request: Request,
+    kind: type[R],
+    prompts: int = 1,
+    check: Callable[[Mapping[str, Any]], None] | None = None,
+    *,
+    any_type: bool = False,
+    limit: int | None = None,
+) -> R:
     """Return the request in a JSON body; `prompts` are the most that it may contain.
 
+    check: called with the JSON of a body that the type rejects; it may raise a better error.
+    any_type: accept other content types, which `curl -d` sends, from clients that are not browsers.
+    limit: on the bytes of the body; without it `max_bytes`.
     Raises as `read_json`, and RequestError for fields that the type rejects.
     """
-    limit = max_bytes(operations_of(request).service, prompts)
-    return pipeline.parse(await read_json(request, limit), kind)
+    if limit is None:
+        limit = max_bytes(operations_of(request).service, prompts)
+    data = await read_data(request, limit, any_type)
+    return await decode_aside(len(data), partial(decode, data, kind, check=check))
 
 
 def max_bytes(service: Service, prompts: int = 1) -> int:
@@ -62,33 +77,51 @@ def max_bytes(service: Service, prompts: int = 1) -> int:
 
     The limit grows with the largest context. Chats with media may need all of `MAX_BYTES`.
     """
-    info = service.engine.info
-    if service.takes_media or info is None:
+    context = service.max_context
+    if service.takes_media or context is None:
         return MAX_BYTES
-    context = max(facts.context for facts in info.models.values())
     text = TOKEN_BYTES * context * max(prompts, PROMPT_FACTOR)
     return min(MAX_BYTES, BODY_SLACK + text)
 
 
-async def read_json(request: Request, limit: int = MAX_BYTES) -> dict[str, Any]:
+async def read_json(
+    request: Request, limit: int = MAX_BYTES, *, any_type: bool = False
+) -> dict[str, Any]:
     """Return the JSON object in the body of a request, of at most `limit` bytes.
 
-    Raises HTTPException 408, 413, 415 or 503, and RequestError if `parse` rejects the body.
+    any_type: as in `read_request`. Raises HTTPException 408, 413, 415 or 503, and RequestError as
+    `decode_object`.
     """
-    check_type(request)
+    data = await read_data(request, limit, any_type)
+    return await decode_aside(len(data), partial(decode_object, data))
+
+
+async def read_data(request: Request, limit: int, any_type: bool = False) -> bytearray:
+    """Return the body of a request for JSON. Raises HTTPException as `read_json`."""
+    check_type(request, any_type)
     try:
         async with asyncio.timeout(SECONDS):
-            data = await read(request, limit)
+            return await read(request, limit)
     except TimeoutError:
         message = f"the body did not arrive within {SECONDS:.0f} s"
         raise HTTPException(408, message, CLOSE) from None
-    return parse(data) if len(data) <= SMALL else await asyncio.to_thread(parse, data)
 
 
-def check_type(request: Request) -> None:
-    """Raise HTTPException 415 unless the headers declare uncompressed JSON."""
+async def decode_aside(size: int, work: Callable[[], T]) -> T:
+    """Return the result of decoding a body of `size` bytes: in a thread if it is large."""
+    if size <= SMALL:
+        return work()
+    return await asyncio.get_running_loop().run_in_executor(DECODER, work)
+
+
+def check_type(request: Request, any_type: bool = False) -> None:
+    """Raise HTTPException 415 unless the headers declare uncompressed JSON.
+
+    any_type: clients without the header Origin need not declare JSON. Browsers always send it with
+    a POST, and send other types to other sites without asking them.
+    """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
+    if kind != "application/json" and not (any_type and "origin" not in request.headers):
         raise HTTPException(415, f"Content-Type is {kind!r:.80}; send application/json")
     coding = request.headers.get("content-encoding", "identity").lower()
     if coding != "identity":
@@ -97,10 +130,13 @@ def check_type(request: Request) -> None:
 
 
 @asynccontextmanager
-async def read_form(request: Request) -> AsyncIterator[FormData]:
+async def read_form(request: Request, files: int = 1) -> AsyncIterator[FormData]:
     """Yield the fields and files of a multipart form. Files above 1 MB are spooled to disk.
 
-    Raises HTTPException 415, 413 or 408, and RequestError for a malformed form.
+    files: the most that the form may contain.
+
+    Raises HTTPException 415, 413 or 408, RequestError for a malformed form, and StoreError if the
+    disk is full.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "multipart/form-data":
@@ -109,10 +145,12 @@ async def read_form(request: Request) -> AsyncIterator[FormData]:
     bounded = Request(request.scope, bound(request))
     try:
         async with asyncio.timeout(FORM_SECONDS):
-            form = await bounded.form(max_files=1, max_fields=32, max_part_size=1 << 20)
+            form = await bounded.form(max_files=files, max_fields=32, max_part_size=1 << 20)
     except TimeoutError:
         message = f"the body did not arrive within {FORM_SECONDS:.0f} s"
         raise HTTPException(408, message, CLOSE) from None
+    except OSError as error:  # of the temporary file
+        raise StoreError(f"the form cannot be stored: {error.strerror}; try again later") from None
     except HTTPException as error:
         if error.status_code != 400:
             raise
@@ -148,7 +186,7 @@ def bound(request: Request) -> Receive:
     return counted
 
 
-async def read(request: Request, limit: int) -> bytes:
+async def read(request: Request, limit: int) -> bytearray:
     """Return the body. Raises HTTPException 413 if it is longer than `limit`, and 503."""
     check_length(request, limit)
     held, data = HeldBody.of(request), bytearray()
@@ -157,93 +195,74 @@ async def read(request: Request, limit: int) -> bytes:
         data += chunk
         if len(data) > limit:
             raise too_long(limit)
-    return bytes(data)
+    return data
 
 
-def parse(data: bytes) -> dict[str, Any]:
-    """Parse JSON strictly. Raises RequestError with the cause and its position."""
-    members = count_members(data)
+def decode(
+    data: bytes | bytearray,
+    kind: type[R],
+    *,
+    strict: bool = True,
+    check: Callable[[Mapping[str, Any]], None] | None = None,
+) -> R:
+    """Decode a JSON object straight to a request. A field that is null counts as absent.
+
+    strict: as in `pipeline.parse`. check: as in `read_request`. Raises RequestError as
+    `decode_object`, and for unknown and mistyped fields.
+    """
+    with decoding_errors():
+        if check_text(data) <= plain_fields(kind):
+            with suppress(msgspec.ValidationError):
+                return decoder_of(kind, strict).decode(data)
+        try:
+            return decode_members(data, kind, strict)
+        except (RequestError, Unsupported):
+            if check is not None:
+                check(OBJECT.decode(data))
+            raise
+
+
+def decode_members(data: bytes | bytearray, kind: type[R], strict: bool) -> R:
+    """Decode a JSON object without the members that are null. Raises as `decode`."""
+    members = {name: value for name, value in MEMBERS.decode(data).items() if value != NULL}
+    pipeline.check_fields(members, kind)
     try:
-        found = msgspec.json.decode(data)
+        return decoder_of(kind, strict).decode(msgspec.json.encode(members))
+    except msgspec.ValidationError as error:
+        raise pipeline.mistyped(error) from None
+
+
+@lru_cache(maxsize=256)
+def plain_fields(kind: type[msgspec.Struct]) -> frozenset[bytes]:
+    """Return the names of the supported fields for which null is the default or no value."""
+    unsupported = getattr(kind, "unsupported", {})
+    fields = (f for f in msgspec.structs.fields(kind) if f.required or f.default is None)
+    names = {field.encode_name for field in fields} - set(unsupported)
+    return frozenset(name.encode() for name in names)
+
+
+def decode_object(data: bytes | bytearray) -> dict[str, Any]:
+    """Decode a JSON object. Raises RequestError with the cause and its position."""
+    with decoding_errors():
+        check_text(data)
+        return OBJECT.decode(data)
+
+
+@lru_cache(maxsize=256)
+def decoder_of(kind: type[R], strict: bool) -> msgspec.json.Decoder[R]:
+    """Return the decoder of a type of requests."""
+    return msgspec.json.Decoder(kind, strict=strict)
+
+
+@contextmanager
+def decoding_errors() -> Iterator[None]:
+    """Convert the errors of decoders to RequestError."""
+    try:
+        yield
     except UnicodeDecodeError:
         raise RequestError("the body is not valid UTF-8") from None
-    except RecursionError:
-        raise RequestError(TOO_DEEP) from None
-    except msgspec.ValidationError:
-        raise RequestError("the body contains a number that is out of range") from None
+    except msgspec.ValidationError as error:
+        raise RequestError(f"the body is not a JSON object: {error}") from None
     except msgspec.DecodeError as error:
         reason = str(error).removeprefix("JSON is malformed: ")
         raise RequestError(f"the body is not valid JSON: {reason}") from None
-    if not isinstance(found, dict):
-        raise RequestError(f"the body is a JSON {type(found).__name__}, expected an object")
-    if check_values(found) < members:  # the decoder keeps the last of several equal names
-        raise repeated(data)
-    return found
-
-
-def count_members(data: bytes) -> int:
-    """Return the number of members of all objects in a JSON text; repeated names all count.
-
-    Raises RequestError for more members, arrays and objects than `MAX_NODES`, and for more items
-    of arrays and objects than `MAX_ITEMS`: the decoder holds the GIL, for longer the more there
-    are. This function goes through the text piece by piece, so that other threads run meanwhile.
-    """
-    members = nodes = items = start = 0
-    inside = False  # whether the piece starts within a string
-    while start < len(data):
-        piece = data[start : start + PIECE]
-        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:
-            piece = data[start : start + PIECE + 1]  # a backslash and the character it escapes
-        start += len(piece)
-        parts = piece.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')
-        outside = b"".join(parts[inside::2])
-        inside ^= len(parts) % 2 == 0
-        members += outside.count(b":")
-        nodes += outside.count(b"[") + outside.count(b"{")
-        items += outside.count(b",")
-        if members + nodes > MAX_NODES or items > MAX_ITEMS:
-            raise RequestError(
-                f"the body has more than {MAX_NODES} members, arrays and objects, or more than "
-                f"{MAX_ITEMS} items"
-            )
-    return members
-
-
-def repeated(data: bytes) -> RequestError:
-    """Return the error for an object that has two members of one name."""
-    names: list[str] = []
-
-    def check(pairs: list[tuple[str, Any]]) -> None:
-        seen: set[str] = set()
-        for name, _ in pairs:
-            if name in seen:
-                names.append(name)
-            seen.add(name)
-
-    json.loads(data, object_pairs_hook=check)
-    return RequestError(f"the body has two members named {names[0]!r:.80} in one object")
-
-
-def check_values(found: dict[str, Any]) -> int:
-    """Return the number of members of all objects in a parsed body.
-
-    Raises RequestError for nesting that is too deep, and for the character U+0000.
-    """
-    members = 0
-    level: list[Any] = [found]
-    for _ in range(MAX_DEPTH):
-        inner: list[Any] = []
-        for item in level:
-            if isinstance(item, str):
-                if "\0" in item:
-                    raise RequestError("a text contains the character U+0000")
-            elif isinstance(item, dict):
-                members += len(item)
-                inner += item.keys()
-                inner += item.values()
-            elif isinstance(item, list):
-                inner += item
-        if not inner:
-            return members
-        level = inner
-    raise RequestError(TOO_DEEP)

@@ -18,6 +18,10 @@ SMALL = 64 << 10
 """Bytes that every body may have even above the limit: large bodies cannot block small ones."""
 TRIM_SECONDS = 1.0
 """Seconds from the end of a request with a large body until freed memory is returned."""
+MAP_BYTES = 512 << 10
+"""Blocks of at least this size are mapped, and so returned to the system when they are freed."""
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Parameters of glibc's mallopt."""
 BODY_KEY = "ostro.body"
 """The key of a request's `HeldBody` in its scope."""
 
@@ -32,6 +36,7 @@ class BodyBudget:
         self.app = app
         self.used = 0
         self.trim: asyncio.TimerHandle | None = None
+        map_large_blocks()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request and release the bytes of its body."""
@@ -88,3 +93,15 @@ def trim_memory() -> None:
     """
     with suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def map_large_blocks() -> None:
+    """Let the allocator of this process map blocks of `MAP_BYTES`; without effect without glibc.
+
+    glibc raises this threshold up to 32 MB when large blocks are freed. Later blocks are parts of
+    arenas, and each keeps up to twice the threshold at its end, which `malloc_trim` leaves there.
+    """
+    with suppress(AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(M_MMAP_THRESHOLD, MAP_BYTES)
+        mallopt(M_TRIM_THRESHOLD, MAP_BYTES)

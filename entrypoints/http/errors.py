@@ -15,6 +15,7 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from ostro.core.errors import EngineDied, OstroError
+from ostro.entrypoints.http.request_record import RECORD, record_of
 
 CODES = {
     401: "invalid_api_key",
@@ -30,6 +31,8 @@ CODES = {
 CLOSE = {"connection": "close"}
 """Headers of a response to a request whose body is not read to its end."""
 RETRY_SECONDS = "1"
+BUSY = (429, 503, 529)
+"""Statuses of responses with the header retry-after; 529 is Anthropic's for 503."""
 DIED = "the engine process has ended; see the server's log"
 ErrorForm = Callable[[int, str, str | None, str | None], Any]
 """Converts (status, message, code, param) to the JSON of an error."""
@@ -72,7 +75,7 @@ def error_content_of(error: OstroError) -> ErrorBody:
 def respond(status: int, content: Any, headers: Mapping[str, str] | None = None) -> Response:
     """A JSON response of a struct or plain data, with the headers that its status needs."""
     extra = dict(headers or {})
-    if status in (429, 503):
+    if status in BUSY:
         extra.setdefault("retry-after", RETRY_SECONDS)
     if status == 401:
         extra.setdefault("www-authenticate", "Bearer")
@@ -96,20 +99,14 @@ def respond_error(
     headers: Mapping[str, str] | None = None,
 ) -> Response:
     """An error response, in the form of the API family of a request's scope."""
-    convert = None if scope is None else error_form(scope)
-    if convert is None:
+    if (served := RECORD.get()) is not None:
+        served.error = content.error.code or str(status)
+    record = None if scope is None else record_of(scope)
+    if record is None or record.errors is None:
         return respond(status, content, headers)
-    detail = content.error
-    return respond(status, convert(status, detail.message, detail.code, detail.param), headers)
-
-
-def error_form(scope: Scope) -> ErrorForm | None:
-    """The form of the errors of a request's route, None for OpenAI's. See `Route.errors`."""
-    route = scope.get("route")
-    if route is None and "app" in scope:  # an error before routing
-        routes = scope["app"].routes
-        route = next((each for each in routes if each.matches(scope)[0] is not Match.NONE), None)
-    return getattr(route, "errors", None)
+    detail, status = content.error, record.statuses.get(status, status)
+    body = record.errors(status, detail.message, detail.code, detail.param)
+    return respond(status, body, headers)
 
 
 async def on_ostro(request: Request, error: Exception) -> Response:
@@ -121,13 +118,24 @@ async def on_ostro(request: Request, error: Exception) -> Response:
 async def on_http(request: Request, error: Exception) -> Response:
     """Respond to an HTTPException of the router or of a route."""
     assert isinstance(error, HTTPException)
-    message = error.detail
-    if error.status_code == 404:
-        message = f"unknown route: {request.method} {request.url.path:.200}"
-    elif error.status_code == 405:
-        message = f"{request.url.path:.200} does not accept {request.method}"
-    content = error_content(error.status_code, message, CODES.get(error.status_code))
-    return respond_error(error.status_code, content, request.scope, error.headers)
+    message, status, headers = error.detail, error.status_code, error.headers
+    if status == 405 and ":path}" in getattr(request.scope.get("route"), "path", ""):
+        # The route matches any path below it, so the path says nothing about the method.
+        status, headers = 404, None
+    if status == 404:
+        message = f"unknown route: {request.method} {request.url.path:.200}; /docs lists all routes"
+    elif status == 405:
+        headers = {"Allow": allowed_methods(request)}
+        message = f"{request.url.path:.200} does not accept {request.method}; use "
+        message += headers["Allow"]
+    content = error_content(status, message, CODES.get(status))
+    return respond_error(status, content, request.scope, headers)
+
+
+def allowed_methods(request: Request) -> str:
+    """Return the methods of all routes of a request's path, as the header Allow lists them."""
+    routes = [r for r in request.app.routes if r.matches(request.scope)[0] is Match.PARTIAL]
+    return ", ".join(sorted({method for route in routes for method in route.methods}))
 
 
 async def on_bug(request: Request, error: Exception) -> Response:

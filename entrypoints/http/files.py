@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import ClassVar, Literal
 from urllib.parse import quote
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from starlette.datastructures import FormData, UploadFile
+from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from ostro.core.errors import RequestError, nearest
-from ostro.core.pipeline import parse
+from ostro.core.pipeline import check_fields
 from ostro.core.records import Route
-from ostro.entrypoints.http.body import check_values, read_form, read_json
+from ostro.entrypoints.http.body import read_form, read_request
 from ostro.entrypoints.http.context import caller_of, documents_of
 from ostro.entrypoints.http.errors import respond
+from ostro.entrypoints.http.fields import parse_fields
+from ostro.entrypoints.http.forms import file_of, texts_of
+from ostro.entrypoints.http.pages import ListPage, make_page
+from ostro.entrypoints.http.query import parse_query
 from ostro.entrypoints.operations.files import (
     ExpiresAfter,
     File,
@@ -40,9 +43,6 @@ MAX_JSON = 1 << 20
 """Limit on the bytes of a JSON body."""
 CONTENT_TYPE = "application/octet-stream"
 """Media type of the content of files: browsers save it."""
-EXPIRY = ("expires_after[anchor]", "expires_after[seconds]")
-"""Fields of a form that make the field `expires_after`."""
-R = TypeVar("R", bound=msgspec.Struct)
 
 
 class FileObject(msgspec.Struct, kw_only=True):
@@ -76,14 +76,10 @@ class PartForm(msgspec.Struct, kw_only=True):
     data: bytes
 
 
-class FileList(msgspec.Struct, kw_only=True):
-    """A page of files. `last_id` is the cursor of the next page."""
+class FileList(ListPage, kw_only=True):
+    """A page of files."""
 
     data: list[FileObject]
-    has_more: bool
-    first_id: str | None
-    last_id: str | None
-    object: Literal["list"] = "list"
 
 
 class FileDeleted(msgspec.Struct, kw_only=True):
@@ -119,15 +115,9 @@ class UploadPartObject(msgspec.Struct, kw_only=True):
 
 async def create_file(request: Request) -> Response:
     """Upload a file."""
-    async with read_file(request, "file", {"purpose", *EXPIRY}) as (file, form):
-        given: dict[str, Any] = {"purpose": form.get("purpose"), "filename": file.filename}
-        anchor, seconds = (form.get(name) for name in EXPIRY)
-        if anchor is not None or seconds is not None:
-            given["expires_after"] = {"anchor": anchor, "seconds": number(seconds)}
-        check_values(given)
-        made = await documents_of(request).files.create(
-            parse(given, FileRequest), chunks_of(file), caller_of(request)
-        )
+    async with read_file(request, FileForm, "file") as (file, texts):
+        wanted = parse_fields([*texts, ("filename", file.filename or "")], FileRequest)
+        made = await documents_of(request).files.create(wanted, chunks_of(file), caller_of(request))
     return respond(200, file_object(made))
 
 
@@ -136,8 +126,7 @@ async def list_files(request: Request) -> Response:
     wanted = parse_query(request, FileListRequest)
     page = await documents_of(request).files.list(wanted, caller_of(request))
     data = [file_object(file) for file in page.files]
-    first, last = (data[0].id, data[-1].id) if data else (None, None)
-    return respond(200, FileList(data=data, has_more=page.has_more, first_id=first, last_id=last))
+    return respond(200, make_page(FileList, data, page.has_more))
 
 
 async def get_file(request: Request) -> Response:
@@ -167,7 +156,7 @@ async def get_content(request: Request) -> Response:
 
 async def create_upload(request: Request) -> Response:
     """Begin an upload of a file in parts."""
-    wanted = parse(await read_json(request, MAX_JSON), UploadRequest)
+    wanted = await read_request(request, UploadRequest, limit=MAX_JSON)
     made = await documents_of(request).uploads.create(wanted, caller_of(request))
     return respond(200, upload_object(made))
 
@@ -175,14 +164,15 @@ async def create_upload(request: Request) -> Response:
 async def add_part(request: Request) -> Response:
     """Upload a part of a file."""
     id = request.path_params["id"]
-    async with read_file(request, "data") as (file, _):
+    async with read_file(request, PartForm, "data") as (file, texts):
+        check_fields(dict(texts), PartForm)
         part = await documents_of(request).uploads.add(id, chunks_of(file), caller_of(request))
     return respond(200, part_object(part))
 
 
 async def complete_upload(request: Request) -> Response:
     """Join the parts of an upload to a file."""
-    wanted = parse(await read_json(request, MAX_JSON), CompleteUploadRequest)
+    wanted = await read_request(request, CompleteUploadRequest, limit=MAX_JSON)
     uploads = documents_of(request).uploads
     done = await uploads.complete(request.path_params["id"], wanted, caller_of(request))
     return respond(200, upload_object(done))
@@ -198,50 +188,22 @@ async def cancel_upload(request: Request) -> Response:
 
 @asynccontextmanager
 async def read_file(
-    request: Request, field: str, others: set[str] | frozenset[str] = frozenset()
-) -> AsyncIterator[tuple[UploadFile, FormData]]:
-    """Yield the file in a field of a form, and the form with the other fields, all texts.
+    request: Request, kind: type[msgspec.Struct], field: str
+) -> AsyncIterator[tuple[UploadFile, list[tuple[str, str]]]]:
+    """Yield the file in a field of a form, and the names and texts of the other fields.
 
-    Raises RequestError for unknown, repeated and missing fields, and as `read_form`. Without a
-    store the body is not read.
+    Raises as `read_form`, `texts_of` and `file_of`. Without a store the body is not read.
     """
     documents_of(request).state.require()
     async with read_form(request) as form:
-        for name, value in form.multi_items():
-            if name != field and name not in others:
-                near = nearest(name, (field, *others))
-                raise RequestError(f"unknown field {name!r:.80}{near}", param=name[:80])
-            if len(form.getlist(name)) > 1:
-                raise RequestError(f"duplicate field {name}", param=name)
-            if isinstance(value, UploadFile) is not (name == field):
-                raise RequestError(f"{name}: expected {'a file' if name == field else 'text'}")
-        file = form.get(field)
-        if not isinstance(file, UploadFile):
-            raise RequestError(f"the field {field} is missing; send it as a file", param=field)
-        yield file, form
+        texts = texts_of(form, kind, (field,))
+        yield file_of(form, field), texts
 
 
 async def chunks_of(file: UploadFile) -> AsyncIterator[bytes]:
     """Yield the content of a file in a form."""
     while data := await asyncio.to_thread(file.file.read, CHUNK):
         yield data
-
-
-def parse_query(request: Request, kind: type[R]) -> R:
-    """Return the request in a query string. Raises RequestError for repeated and invalid fields."""
-    given: dict[str, Any] = {}
-    for name, text in request.query_params.multi_items():
-        if name in given:
-            raise RequestError(f"duplicate parameter {name[:80]}", param=name[:80])
-        given[name] = number(text) if name == "limit" else text
-    check_values(given)
-    return parse(given, kind)
-
-
-def number(text: Any) -> Any:
-    """Return the integer in a text; another text is returned for the error of `parse`."""
-    is_integer = isinstance(text, str) and text.isascii() and text.isdigit() and len(text) < 16
-    return int(text) if is_integer else text
 
 
 def file_object(file: File) -> FileObject:
@@ -275,15 +237,26 @@ def part_object(part: UploadPart) -> UploadPartObject:
 def routes(operations: Operations) -> list[Route]:
     """Return the routes."""
     return [
-        Route(name="POST /v1/files", endpoint=create_file, request=FileForm, response=FileObject),
         Route(
-            name="GET /v1/files", endpoint=list_files, request=FileListRequest, response=FileList
+            name="POST /v1/files",
+            endpoint=create_file,
+            request=FileForm,
+            response=FileObject,
+            error_statuses=(400, 503),
+        ),
+        Route(
+            name="GET /v1/files",
+            endpoint=list_files,
+            request=FileListRequest,
+            response=FileList,
+            error_statuses=(400, 503),
         ),
         Route(name="GET /v1/files/{id}", endpoint=get_file, response=FileObject),
         Route(name="DELETE /v1/files/{id}", endpoint=delete_file, response=FileDeleted),
         Route(name="GET /v1/files/{id}/content", endpoint=get_content, response=(CONTENT_TYPE,)),
         Route(
             name="POST /v1/uploads",
+            error_statuses=(400, 503),
             endpoint=create_upload,
             request=UploadRequest,
             response=UploadObject,

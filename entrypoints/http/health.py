@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+from importlib import metadata
 from typing import Literal
 
 import msgspec
@@ -11,9 +13,11 @@ from starlette.responses import Response
 
 from ostro.core.errors import EngineDied
 from ostro.core.ipc.client import AsyncEngine
-from ostro.core.records import Route
+from ostro.core.records import API, Route
 from ostro.entrypoints.http.context import operations_of
 from ostro.entrypoints.http.errors import ErrorDetail, error_content, respond, respond_to
+from ostro.entrypoints.http.metrics import EngineMetrics, cache_usage
+from ostro.entrypoints.operations.admission import Admission
 from ostro.entrypoints.operations.operations import Operations
 
 
@@ -38,6 +42,58 @@ class Readiness(msgspec.Struct, kw_only=True):
     model: str | UnsetType = UNSET
     error: ErrorDetail | UnsetType = UNSET
     progress: LoadingProgress | UnsetType = UNSET
+
+
+class Load(msgspec.Struct, kw_only=True):
+    """What the server does now. `server_load` are the HTTP requests under way, as in vLLM.
+
+    `running` and `waiting` are sequences of all models, of the engine's last heartbeat.
+    `kv_cache_usage` is the largest fraction of a model's KV cache in use. `queued` are the admitted
+    sequences that have not ended, `queue_limit` their limit.
+    """
+
+    server_load: int
+    running: int
+    waiting: int
+    kv_cache_usage: float
+    queued: int
+    queue_limit: int | None
+
+
+class Version(msgspec.Struct, kw_only=True):
+    """The versions of ostro, of torch, and of the plugin interface."""
+
+    version: str
+    torch: str
+    api: list[int]
+
+
+async def load(request: Request) -> Response:
+    """Return the load of the server."""
+    metrics: EngineMetrics = request.app.state.metrics
+    await metrics.refresh_http()
+    stats, admission = metrics.requests.stats.values(), metrics.service.engine.admission
+    own = admission if isinstance(admission, Admission) else None
+    content = Load(
+        server_load=metrics.requests.all_http().running - 1,  # without this one
+        running=sum(each.running for each in stats),
+        waiting=sum(each.waiting for each in stats),
+        kv_cache_usage=max(map(cache_usage, stats), default=0.0),
+        queued=0 if own is None else own.rows,
+        queue_limit=None if own is None else own.max_rows,
+    )
+    return respond(200, content)
+
+
+async def version(request: Request) -> Response:
+    """Return the versions of the server."""
+    return respond(200, versions())
+
+
+@cache
+def versions() -> Version:
+    """Read the versions of the installed packages; the server process does not import torch."""
+    return Version(version=metadata.version("ostro"), torch=metadata.version("torch"), api=[*API])
 
 
 async def health(request: Request) -> Response:
@@ -80,4 +136,6 @@ def routes(operations: Operations) -> list[Route]:
     return [
         Route(name="GET /health", endpoint=health, scope="open", response=Health),
         Route(name="GET /ready", endpoint=ready, scope="open", response=Readiness),
+        Route(name="GET /load", endpoint=load, scope="open", response=Load),
+        Route(name="GET /version", endpoint=version, scope="open", response=Version),
     ]

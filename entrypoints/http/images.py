@@ -1,31 +1,84 @@
-"""OpenAI's route for image generation, with optional streaming of previews."""
+"""OpenAI's routes for images: generations and edits, with streams of previews, and variations."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ostro.core.errors import Unsupported
 from ostro.core.records import Route
-from ostro.entrypoints.http.body import read_request
-from ostro.entrypoints.http.context import caller_of, operations_of
+from ostro.entrypoints.http.body import read_form, read_request
+from ostro.entrypoints.http.context import caller_of, documents_of, operations_of
 from ostro.entrypoints.http.errors import respond
-from ostro.entrypoints.http.responses import unless_none
+from ostro.entrypoints.http.forms import parse_form, read_upload
+from ostro.entrypoints.http.openai_types import unless_none
 from ostro.entrypoints.http.stream import EventStream, event, unless_disconnected
-from ostro.entrypoints.operations.media import ImageEvent, ImageRequest, base64_text
+from ostro.entrypoints.operations.media import (
+    ImageEditRequest,
+    ImageEvent,
+    ImageRequest,
+    ImageVariationRequest,
+    base64_text,
+)
 from ostro.entrypoints.operations.operations import Operations
+
+MAX_IMAGE = 50 << 20
+"""Limit on the bytes of an image in a form."""
+MAX_FILES = 16
+"""Limit on the files of a form; a model takes one image."""
+URL_SECONDS = 3600.0
+"""Time for which the URL of an image is valid, as in OpenAI's API."""
+Quality = Literal["low", "medium", "high", "xhigh", "max"]
+Format = Literal["png", "jpeg", "webp"]
+QUALITIES = {"standard": "medium", "hd": "high"}
+"""Today's names of earlier values of `quality`."""
+
+
+class ImageEditForm(ImageEditRequest, kw_only=True):
+    """The form of an image edit."""
+
+    media_type: ClassVar[str] = "multipart/form-data"
+
+    image: bytes
+
+
+class ImageVariationForm(ImageVariationRequest, kw_only=True):
+    """The form of a variation of an image."""
+
+    media_type: ClassVar[str] = "multipart/form-data"
+
+    image: bytes
 
 
 class ImageItem(msgspec.Struct, kw_only=True):
-    """An image file in base64."""
+    """An image: its file in base64, or its URL on this server."""
 
-    b64_json: str
+    b64_json: str | UnsetType = UNSET
+    url: str | UnsetType = UNSET
+
+
+class ImageTokens(msgspec.Struct, kw_only=True):
+    """Tokens of texts and of images."""
+
+    text_tokens: int
+    image_tokens: int
+
+
+class ImageUsage(msgspec.Struct, kw_only=True):
+    """Token counts of a request."""
+
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+    input_tokens_details: ImageTokens
+    output_tokens_details: ImageTokens
 
 
 class ImageList(msgspec.Struct, kw_only=True):
@@ -34,75 +87,237 @@ class ImageList(msgspec.Struct, kw_only=True):
     created: int
     model: str
     data: list[ImageItem]
+    background: Literal["opaque"]
+    output_format: Format
+    size: str
+    usage: ImageUsage
+    quality: Quality | UnsetType = UNSET
+    safety_identifier: str | UnsetType = UNSET
     adapter_generations: list[str] | UnsetType = UNSET
 
 
-class ImageChunk(msgspec.Struct, kw_only=True):
-    """An event of a streamed generation: progress, a preview, or the images.
+class ImageEventHead(msgspec.Struct, kw_only=True):
+    """The fields of every event with an image, its file in base64."""
 
-    `done` of `total` steps are done. The first image is in `b64_json`; several are in `data`.
-    """
+    b64_json: str
+    background: Literal["opaque"]
+    created_at: int
+    output_format: Format
+    quality: Quality | Literal["auto"]
+    size: str
 
-    type: Literal[
-        "image_generation.progress",
-        "image_generation.partial_image",
-        "image_generation.completed",
-    ]
+
+class ImagePartial(
+    ImageEventHead, kw_only=True, tag_field="type", tag="image_generation.partial_image"
+):
+    """A preview of an image."""
+
+    partial_image_index: int
+
+
+class ImageCompleted(
+    ImageEventHead, kw_only=True, tag_field="type", tag="image_generation.completed"
+):
+    """A generated image. The usages of the events of a stream add up to that of the request."""
+
+    usage: ImageUsage
+    safety_identifier: str | UnsetType = UNSET
+    adapter_generations: list[str] | UnsetType = UNSET
+
+
+class ImageProgress(
+    msgspec.Struct, kw_only=True, tag_field="type", tag="image_generation.progress"
+):
+    """The progress of a request with the field `progress`: `done` of `total` steps."""
+
     done: int
     total: int
-    adapter_generations: list[str] | UnsetType = UNSET
-    partial_image_index: int | UnsetType = UNSET
-    b64_json: str | UnsetType = UNSET
-    data: list[ImageItem] | UnsetType = UNSET
+
+
+class ImageEditPartial(ImagePartial, kw_only=True, tag="image_edit.partial_image"):
+    """A preview of an edited image."""
+
+
+class ImageEditCompleted(ImageCompleted, kw_only=True, tag="image_edit.completed"):
+    """An edited image. The usages of the events of a stream add up to that of the request."""
+
+
+class ImageEditProgress(ImageProgress, kw_only=True, tag="image_edit.progress"):
+    """The progress of a request with the field `progress`: `done` of `total` steps."""
 
 
 async def generations(request: Request) -> Response:
     """Generate images."""
-    body = await read_request(request, ImageRequest)
+    return await answer(request, await read_request(request, ImageRequest))
+
+
+async def edits(request: Request) -> Response:
+    """Generate images that begin as a given one."""
+    async with read_form(request, MAX_FILES) as form:
+        body = parse_form(form, ImageEditRequest, {"image"})
+        image = await read_upload(form, "image", MAX_IMAGE)
+    return await answer(request, body, image)
+
+
+async def variations(request: Request) -> Response:
+    """Generate variations of an image: no built-in model does."""
+    async with read_form(request, MAX_FILES) as form:
+        body = parse_form(form, ImageVariationRequest, {"image"})
+        await read_upload(form, "image", MAX_IMAGE)
+    await operations_of(request).vary(body, caller_of(request))
+
+
+async def answer(request: Request, body: ImageRequest, image: bytes | None = None) -> Response:
     operations, caller = operations_of(request), caller_of(request)
+    check_store(request, body)
     if body.stream:
-        return EventStream(chunks(operations.draw_events(body, caller)))
-    drawn = await unless_disconnected(request, operations.draw(body, caller))
+        events = await operations.draw_events(body, caller, image=image)
+        return EventStream(chunks(events, body))
+    drawn = await unless_disconnected(request, operations.draw(body, caller, image=image))
+    quality = quality_of(body)
     content = ImageList(
         created=int(time.time()),
         model=drawn.model,
-        data=[ImageItem(b64_json=base64_text(image)) for image in drawn.images],
+        data=[await image_item(request, body, data, i) for i, data in enumerate(drawn.images, 1)],
+        background="opaque",
+        output_format=format_of(body),
+        size=size_of(drawn.sizes[0]),
+        usage=usage_of(drawn, len(drawn.images)),
+        quality=UNSET if quality == "auto" else quality,
+        safety_identifier=safety_identifier(body),
         adapter_generations=unless_none(drawn.generations),
     )
     return respond(200, content)
 
 
-async def chunks(events: AsyncGenerator[ImageEvent, None]) -> AsyncGenerator[bytes, None]:
-    """Yield the events of an image generation as server-sent events."""
+def check_store(request: Request, body: ImageRequest) -> None:
+    """Raise Unsupported for URLs on a server without a store."""
+    if body.response_format == "url" and not documents_of(request).state.enabled:
+        raise Unsupported(
+            "response_format: url requires stored files, and this server has no store; use "
+            "b64_json, or start the server with --store memory or --store FOLDER",
+            param="response_format",
+        )
+
+
+async def image_item(request: Request, body: ImageRequest, data: bytes, number: int) -> ImageItem:
+    """Return an image as base64, or as the URL of a new file."""
+    if body.response_format == "b64_json":
+        return ImageItem(b64_json=base64_text(data))
+    name = f"image-{number}.{body.output_format}"
+    file = await documents_of(request).files.write(
+        name, "vision", single(data), caller_of(request), lifetime=URL_SECONDS
+    )
+    return ImageItem(url=f"{request.base_url}v1/files/{file.id}/content")
+
+
+async def single(data: bytes) -> AsyncIterator[bytes]:
+    yield data
+
+
+async def chunks(
+    events: AsyncGenerator[ImageEvent, None], body: ImageRequest
+) -> AsyncGenerator[bytes, None]:
+    """Yield the events of a request as server-sent events: one for each preview and image."""
     previews = 0
     async with aclosing(events):
         async for each in events:
-            kind = "completed" if each.final else "partial_image" if each.images else "progress"
-            chunk = ImageChunk(
-                type=f"image_generation.{kind}",  # type: ignore[arg-type]
-                done=each.done,
-                total=each.total,
-                adapter_generations=unless_none(each.generations),
-            )
-            if kind == "partial_image":
-                chunk.partial_image_index = previews
+            if not each.images:
+                if body.progress:
+                    yield event(progress_event(each, body))
+            elif each.final:
+                for index in range(len(each.images)):
+                    yield event(completed_event(each, index, body))
+            else:
+                for index in range(len(each.images)):
+                    yield event(partial_event(each, index, body, previews))
                 previews += 1
-            images = [base64_text(image) for image in each.images]
-            if images:
-                chunk.b64_json = images[0]
-            if len(images) > 1:
-                chunk.data = [ImageItem(b64_json=image) for image in images]
-            yield event(chunk)
+
+
+def progress_event(step: ImageEvent, body: ImageRequest) -> ImageProgress:
+    kind = ImageEditProgress if isinstance(body, ImageEditRequest) else ImageProgress
+    return kind(done=step.done, total=step.total)
+
+
+def partial_event(step: ImageEvent, index: int, body: ImageRequest, preview: int) -> ImagePartial:
+    kind = ImageEditPartial if isinstance(body, ImageEditRequest) else ImagePartial
+    return kind(
+        b64_json=base64_text(step.images[index]),
+        background="opaque",
+        created_at=int(time.time()),
+        output_format=format_of(body),
+        quality=quality_of(body),
+        size=size_of(step.sizes[index]),
+        partial_image_index=preview,
+    )
+
+
+def completed_event(step: ImageEvent, index: int, body: ImageRequest) -> ImageCompleted:
+    kind = ImageEditCompleted if isinstance(body, ImageEditRequest) else ImageCompleted
+    return kind(
+        b64_json=base64_text(step.images[index]),
+        background="opaque",
+        created_at=int(time.time()),
+        output_format=format_of(body),
+        quality=quality_of(body),
+        size=size_of(step.sizes[index]),
+        usage=usage_of(step, 1, with_input=index == 0),
+        safety_identifier=safety_identifier(body),
+        adapter_generations=unless_none(step.generations),
+    )
+
+
+def usage_of(step: ImageEvent, images: int, with_input: bool = True) -> ImageUsage:
+    """Return the usage of a number of images, with that of the prompt and the initial image."""
+    text, image = (step.prompt_tokens, step.image_tokens) if with_input else (0, 0)
+    output = step.output_tokens * images
+    return ImageUsage(
+        input_tokens=text + image,
+        output_tokens=output,
+        total_tokens=text + image + output,
+        input_tokens_details=ImageTokens(text_tokens=text, image_tokens=image),
+        output_tokens_details=ImageTokens(text_tokens=0, image_tokens=output),
+    )
+
+
+def size_of(size: tuple[int, int]) -> str:
+    return f"{size[0]}x{size[1]}"
+
+
+def format_of(body: ImageRequest) -> Format:
+    """Return the format, which `image_options` has checked."""
+    return body.output_format  # type: ignore[return-value]
+
+
+def quality_of(body: ImageRequest) -> Quality | Literal["auto"]:
+    return QUALITIES.get(body.quality, body.quality)  # type: ignore[return-value]
+
+
+def safety_identifier(body: ImageRequest) -> str | UnsetType:
+    return body.safety_identifier or body.user or UNSET
 
 
 def routes(operations: Operations) -> list[Route]:
-    """Return the route."""
+    """Return the routes."""
     return [
         Route(
             name="POST /v1/images/generations",
             endpoint=generations,
             request=ImageRequest,
             response=ImageList,
-            events=ImageChunk,
-        )
+            events=ImagePartial | ImageCompleted | ImageProgress,
+        ),
+        Route(
+            name="POST /v1/images/edits",
+            endpoint=edits,
+            request=ImageEditForm,
+            response=ImageList,
+            events=ImageEditPartial | ImageEditCompleted | ImageEditProgress,
+        ),
+        Route(
+            name="POST /v1/images/variations",
+            endpoint=variations,
+            request=ImageVariationForm,
+            response=ImageList,
+        ),
     ]

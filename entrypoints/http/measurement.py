@@ -7,19 +7,16 @@ client chooses: labels are names of models and API keys, templates of routes, an
 
 from __future__ import annotations
 
-from contextvars import ContextVar
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
 
 from msgspec.structs import replace
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Histogram,
-    ProcessCollector,
-    disable_created_metrics,
-)
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 from ostro.core.engine.request import (
     DEFAULT,
@@ -32,134 +29,138 @@ from ostro.core.engine.request import (
 )
 from ostro.core.errors import OstroError
 from ostro.core.ipc.client import RequestObserver
+from ostro.entrypoints.http.http_series import REQUESTS, STEPS, HttpSeries
+from ostro.entrypoints.http.request_record import OTHER, RECORD, RequestRecord
+from ostro.entrypoints.http.series import Histogram, Labels, counter_family, histogram_family
 from ostro.entrypoints.operations.admission import CLAIM
 
-STEPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60)
-"""Bounds in seconds of histograms whose values are about one step of an engine."""
-REQUESTS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 150, 600, 3600)
-"""Bounds in seconds of histograms whose values are about one request."""
-METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
-OTHER = "other"
-"""The label of a method or a route that the server does not have."""
+TOKENS = (1, 8, 32, 128, 512, 2048, 8192, 32768, 131072, 1048576)
+"""Bounds of histograms of numbers of tokens."""
+LAG_SECONDS = 0.25
+"""Seconds between two measurements of the lag of the event loop."""
 
-SCOPE: ContextVar[Scope | None] = ContextVar("SCOPE", default=None)
-"""The ASGI scope of the HTTP request that the running task handles."""
+ENGINE_COUNTERS = {
+    "vllm:num_preemptions": ("Preempted sequences.", "preemptions"),
+    "vllm:spec_decode_num_draft_tokens": ("Proposed tokens.", "drafted_tokens"),
+    "vllm:spec_decode_num_accepted_tokens": ("Accepted proposed tokens.", "accepted_tokens"),
+    "ostro_steps": ("Engine steps.", "steps"),
+}
+"""Counters of an engine by metric: their text, and the field of `Stats`."""
 
 
-@dataclass(slots=True)
+COUNTERS: Mapping[str, tuple[str, str]] = {
+    "vllm:prompt_tokens": ("Prompt tokens.", "prompt"),
+    "vllm:generation_tokens": ("Generated tokens.", "generated"),
+    "vllm:prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", "queries"),
+    "vllm:prefix_cache_hits": ("Prompt tokens found in the prefix cache.", "hits"),
+}
+"""Counters by model, route and key: their descriptions, and their fields of `KeyMetrics`."""
+HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
+    "vllm:time_to_first_token_seconds": ("Time to the first token.", REQUESTS),
+    "vllm:inter_token_latency_seconds": ("Time between outputs.", STEPS),
+    "vllm:request_queue_time_seconds": ("Time before the first step.", REQUESTS),
+    "vllm:request_prefill_time_seconds": ("Time from the first step to the first token.", REQUESTS),
+    "vllm:request_decode_time_seconds": ("Time from the first to the last token.", REQUESTS),
+    "vllm:e2e_request_latency_seconds": ("Time to the last output.", REQUESTS),
+    "vllm:request_prompt_tokens": ("Prompt tokens of a request.", TOKENS),
+    "vllm:request_generation_tokens": ("Generated tokens of a request.", TOKENS),
+}
+"""Histograms by model and route: their descriptions and bounds."""
+
+
+@dataclass(slots=True, eq=False)
 class MeasuredRequest:
-    """A request under way: its metrics, the time it began, and its unfinished choices.
+    """A request to an engine: its metrics, its HTTP request, and its unfinished choices.
 
-    `last` is the time of the last output of each choice with tokens. `finish` and `ended` are the
-    finish reason and the time of the last choice that finished.
+    `last` is the time of the last output of each choice with tokens, `first` that of the first one.
+    `finish` and `ended` are the finish reason and the time of the last choice that finished.
     """
 
-    metrics: ModelMetrics
+    metrics: KeyMetrics
+    record: RequestRecord | None
     begun: float
     choices: set[int]
+    adapters: tuple[str, ...] = ()
     last: dict[int, float] = field(default_factory=dict)
     counted: bool = False
+    prompt: int = 0
+    generated: int = 0
+    first: float = 0.0
     finish: str = "abort"
     ended: float = 0.0
 
 
-class ModelMetrics:
-    """The metrics of one model, route and key, with their labels set."""
+class LatencyMetrics:
+    """The histograms of one model and route."""
 
-    def __init__(self, all: RequestMetrics, model: str, route: str, key: str) -> None:
-        labels = (model, route, key)
-        self.labels, self.success = labels, all.success
-        self.prompt = all.prompt_tokens.labels(*labels)
-        self.generated = all.generated_tokens.labels(*labels)
-        self.queries = all.prefix_queries.labels(*labels)
-        self.hits = all.prefix_hits.labels(*labels)
-        self.first = all.first_token.labels(model, route)
-        self.between = all.between_tokens.labels(model, route)
-        self.queue = all.queue.labels(model, route)
-        self.prefill = all.prefill.labels(model, route)
-        self.whole = all.whole.labels(model, route)
+    def __init__(self) -> None:
+        self.histograms = {name: Histogram(bounds) for name, (_, bounds) in HISTOGRAMS.items()}
+        self.first = self.histograms["vllm:time_to_first_token_seconds"]
+        self.between = self.histograms["vllm:inter_token_latency_seconds"]
+        self.queue = self.histograms["vllm:request_queue_time_seconds"]
+        self.prefill = self.histograms["vllm:request_prefill_time_seconds"]
+        self.decode = self.histograms["vllm:request_decode_time_seconds"]
+        self.whole = self.histograms["vllm:e2e_request_latency_seconds"]
+        self.prompt = self.histograms["vllm:request_prompt_tokens"]
+        self.generated = self.histograms["vllm:request_generation_tokens"]
 
 
-class RequestMetrics(RequestObserver):
+@dataclass(slots=True, eq=False)
+class KeyMetrics:
+    """The counters of one model, route and key, and the histograms of the model and route."""
+
+    latency: LatencyMetrics
+    prompt: int = 0
+    generated: int = 0
+    queries: int = 0
+    hits: int = 0
+    ended: Counter[str] = field(default_factory=Counter)
+
+
+class RequestMetrics(RequestObserver, Collector):
     """Measures the requests to an engine, and the HTTP requests of its server."""
 
-    def __init__(self, default: str) -> None:
-        """default: the name of the default model."""
-        # A second series for each metric, which no dashboard reads.
-        disable_created_metrics()  # type: ignore[no-untyped-call]
-        self.default = default
+    def __init__(self, default: str, models: Callable[[], Collection[str]] | None = None) -> None:
+        """default: the name of the default model. models: returns the names of the models that the
+        server has now; the series of others are kept and not reported. None reports all.
+        """
+        self.default, self.models = default, models
         self.registry = CollectorRegistry()
         self.under_way: dict[str, MeasuredRequest] = {}
         self.stats: dict[str, Stats] = {}
-        self.known: dict[tuple[str, ...], ModelMetrics] = {}
+        self.engine_counts = {name: Counter[str]() for name in ENGINE_COUNTERS}
+        self.keys: dict[Labels, KeyMetrics] = {}
+        self.latencies: dict[Labels, LatencyMetrics] = {}
+        self.http = HttpSeries()
+        self.workers: Callable[[], Iterable[HttpSeries]] = tuple
+        self.restarts, self.measures_lag = 0, False
         ProcessCollector(registry=self.registry)
-        by_key, by_route = ("model_name", "route", "key"), ("model_name", "route")
-        self.prompt_tokens = self.counter("vllm:prompt_tokens", "Prompt tokens.", *by_key)
-        self.generated_tokens = self.counter("vllm:generation_tokens", "Generated tokens.", *by_key)
-        self.prefix_queries = self.counter(
-            "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", *by_key
-        )
-        self.prefix_hits = self.counter(
-            "vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", *by_key
-        )
-        self.success = self.counter(
-            "vllm:request_success", "Ended requests by finish reason.", *by_key, "finished_reason"
-        )
-        self.first_token = self.histogram(
-            "vllm:time_to_first_token_seconds", "Time to the first token.", REQUESTS, *by_route
-        )
-        self.between_tokens = self.histogram(
-            "vllm:inter_token_latency_seconds", "Time between outputs.", STEPS, *by_route
-        )
-        self.queue = self.histogram(
-            "vllm:request_queue_time_seconds", "Time before the first step.", REQUESTS, *by_route
-        )
-        self.prefill = self.histogram(
-            "vllm:request_prefill_time_seconds",
-            "Time from the first step to the first token.",
-            REQUESTS,
-            *by_route,
-        )
-        self.whole = self.histogram(
-            "vllm:e2e_request_latency_seconds", "Time to the last output.", REQUESTS, *by_route
-        )
-        self.http = self.counter(
-            "ostro_http_requests", "HTTP responses.", "method", "route", "status"
-        )
-        self.http_seconds = self.histogram(
-            "ostro_http_request_seconds", "Time to the end of a response.", REQUESTS, "route"
-        )
-        self.restarts = self.counter("ostro_engine_restarts", "Restarts of the engine.")
-        self.preemptions = self.counter(
-            "vllm:num_preemptions", "Preempted sequences.", "model_name"
-        )
-        self.steps = self.counter("ostro_steps", "Engine steps.", "model_name")
+        self.registry.register(self)
 
-    def counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(name, text, labels, registry=self.registry)
-
-    def histogram(self, name: str, text: str, bounds: tuple[float, ...], *labels: str) -> Histogram:
-        return Histogram(name, text, labels, buckets=bounds, registry=self.registry)
-
-    def of(self, *labels: str) -> ModelMetrics:
-        """The metrics with the labels model, route and key."""
-        if labels not in self.known:
-            self.known[labels] = ModelMetrics(self, *labels)
-        return self.known[labels]
+    def of(self, model: str, route: str, key: str) -> KeyMetrics:
+        """The metrics of a model, route and key."""
+        found = self.keys.get((model, route, key))
+        if found is None:
+            latency = self.latencies.setdefault((model, route), LatencyMetrics())
+            found = self.keys[model, route, key] = KeyMetrics(latency)
+        return found
 
     def begin(self, request: Request) -> None:
         """Count the prompt tokens of a pooling request; those of others are in their output."""
-        claim, scope = CLAIM.get(), SCOPE.get()
+        claim, record = CLAIM.get(), RECORD.get()
         model = self.default if request.model == DEFAULT else request.model
-        metrics = self.of(
-            model,
-            OTHER if scope is None else route_of(scope),
-            "" if claim is None else claim.caller.name,
-        )
+        route = OTHER if record is None else record.route
+        metrics = self.of(model, route, "" if claim is None else claim.caller.name)
         choices = request.sampling.n if isinstance(request, TokenRequest) else 1
+        found = MeasuredRequest(metrics, record, monotonic(), set(range(choices)))
         if not isinstance(request, TokenRequest | JobRequest):
-            metrics.prompt.inc(sum(map(len, request.inputs)))
-        self.under_way[request.id] = MeasuredRequest(metrics, monotonic(), set(range(choices)))
+            found.prompt = sum(map(len, request.inputs))
+            metrics.prompt += found.prompt
+        found.adapters = tuple(each.name or each.generation for each in request.adapters)
+        if record is not None:
+            record.model, record.adapters = model, found.adapters
+            record.prompt_tokens += found.prompt
+        self.under_way[request.id] = found
 
     def receive(self, output: Output) -> None:
         """Measure an output when it arrives: a slow client does not change the times."""
@@ -180,19 +181,81 @@ class RequestMetrics(RequestObserver):
         if found.choices:
             found.finish = "error" if isinstance(error, OstroError) else "abort"
             found.ended = monotonic()
-        metrics = found.metrics
-        metrics.success.labels(*metrics.labels, found.finish).inc()
-        metrics.whole.observe(found.ended - found.begun)
+        metrics, latency = found.metrics, found.metrics.latency
+        metrics.ended[found.finish] += 1
+        latency.whole.observe(found.ended - found.begun)
+        if found.prompt:
+            latency.prompt.observe(found.prompt)
+        if found.last:
+            latency.generated.observe(found.generated)
+            latency.decode.observe(max(found.last.values()) - found.first)
+        if (record := found.record) is not None:
+            record.finish = found.finish  # type: ignore[assignment]
+            record.generated_tokens += found.generated
 
     def update(self, stats: Stats) -> None:
         """Keep the engine's counters, and add what they have grown."""
         models = stats.models or {self.default: stats}
         for name, now in models.items():
             before = self.stats.get(name, Stats())
-            self.steps.labels(name).inc(growth(before.steps, now.steps))
-            self.preemptions.labels(name).inc(growth(before.preemptions, now.preemptions))
+            for series, (_, name_of_field) in ENGINE_COUNTERS.items():
+                count = growth(getattr(before, name_of_field), getattr(now, name_of_field))
+                self.engine_counts[series][name] += count
         # Copies: an engine in this process goes on counting in its own.
         self.stats = {name: replace(now) for name, now in models.items()}
+
+    def begin_http(self) -> None:
+        """Count an HTTP request that arrives. The first one starts the measurement of the lag."""
+        self.http.running += 1
+        if not self.measures_lag:
+            self.measures_lag = True
+            self.measure_lag(None)
+
+    def all_http(self) -> HttpSeries:
+        """The figures of the HTTP requests of this process and of its workers."""
+        total = HttpSeries()
+        for each in (self.http, *self.workers()):
+            total.add(each)
+        return total
+
+    def measure_lag(self, due: float | None) -> None:
+        """Measure how late the event loop calls this method, again and again."""
+        loop = asyncio.get_running_loop()
+        if due is not None:
+            self.http.lag.observe(max(0.0, loop.time() - due))
+        due = loop.time() + LAG_SECONDS
+        loop.call_at(due, self.measure_lag, due)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metric families."""
+        shown = None if self.models is None else self.models()
+        keys = {x: each for x, each in self.keys.items() if shown is None or x[0] in shown}
+        latencies = {
+            x: each.histograms
+            for x, each in self.latencies.items()
+            if shown is None or x[0] in shown
+        }
+        by_key = ("model_name", "route", "key")
+        for name, (text, attribute) in COUNTERS.items():
+            values = ((x, getattr(each, attribute)) for x, each in keys.items())
+            yield counter_family(name, text, by_key, values)
+        ended = (((*x, f), n) for x, each in keys.items() for f, n in each.ended.items())
+        text = "Ended requests by finish reason."
+        yield counter_family("vllm:request_success", text, (*by_key, "finished_reason"), ended)
+        for name, (text, _) in HISTOGRAMS.items():
+            found = {x: each[name] for x, each in latencies.items()}
+            yield histogram_family(name, text, ("model_name", "route"), found)
+        yield from self.all_http().collect()
+        yield from self.collect_engine()
+
+    def collect_engine(self) -> Iterator[Metric]:
+        """Yield the counters of the engine, of the models that it has now."""
+        name, text = "ostro_engine_restarts", "Restarts of the engine."
+        yield counter_family(name, text, (), [((), self.restarts)])
+        for name, (text, _) in ENGINE_COUNTERS.items():
+            values = self.engine_counts[name]
+            shown = (((model,), values[model]) for model in self.stats)
+            yield counter_family(name, text, ("model_name",), shown)
 
 
 def growth(before: int, now: int) -> int:
@@ -204,51 +267,32 @@ def measure_tokens(found: MeasuredRequest, output: TokenOutput, now: float) -> N
     """Measure an output with tokens, and the prompt with the first output of a request."""
     metrics = found.metrics
     if output.prompt_tokens and not found.counted:
-        found.counted = True
-        metrics.prompt.inc(output.prompt_tokens)
-        metrics.queries.inc(output.prompt_tokens)
-        metrics.hits.inc(output.cached)
-        metrics.queue.observe(output.queued)
-        metrics.prefill.observe(max(0.0, now - found.begun - output.queued))
+        measure_prompt(found, output, now)
     if not output.tokens:
         return
-    metrics.generated.inc(len(output.tokens))
-    if not found.last:
-        metrics.first.observe(now - found.begun)
-    elif output.index in found.last:
-        metrics.between.observe(now - found.last[output.index])
-    found.last[output.index] = now
+    count, index, last = len(output.tokens), output.index, found.last
+    metrics.generated += count
+    found.generated += count
+    if index in last:
+        metrics.latency.between.observe(now - last[index])
+    elif not last:
+        found.first = now
+        metrics.latency.first.observe(now - found.begun)
+        if (record := found.record) is not None and record.first_token is None:
+            record.first_token = now - record.begun
+    last[index] = now
 
 
-class MeasureMiddleware:
-    """ASGI middleware that counts HTTP responses by route and status."""
-
-    def __init__(self, app: ASGIApp, metrics: RequestMetrics) -> None:
-        self.app, self.metrics = app, metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self.app(scope, receive, send)
-        status, begun = 0, monotonic()
-
-        async def noting(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        token = SCOPE.set(scope)
-        try:
-            await self.app(scope, receive, noting)
-        finally:
-            SCOPE.reset(token)
-            route = route_of(scope)
-            method = scope["method"] if scope["method"] in METHODS else OTHER
-            # Without a response the client has left, or the server cancelled the request.
-            self.metrics.http.labels(method, route, str(status or "none")).inc()
-            self.metrics.http_seconds.labels(route).observe(monotonic() - begun)
-
-
-def route_of(scope: Scope) -> str:
-    """Return the path template of the route that the router has chosen."""
-    return str(getattr(scope.get("route"), "path", OTHER))
+def measure_prompt(found: MeasuredRequest, output: TokenOutput, now: float) -> None:
+    """Measure the prompt of a request with its first output."""
+    metrics, tokens = found.metrics, output.prompt_tokens
+    found.counted, found.prompt = True, tokens
+    metrics.prompt += tokens
+    metrics.queries += tokens
+    metrics.hits += output.cached
+    metrics.latency.queue.observe(output.queued)
+    metrics.latency.prefill.observe(max(0.0, now - found.begun - output.queued))
+    if (record := found.record) is not None:
+        record.prompt_tokens += tokens
+        record.cached_tokens += output.cached
+        record.queue = output.queued if record.queue is None else max(record.queue, output.queued)

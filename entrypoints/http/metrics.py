@@ -7,7 +7,9 @@ are of its last heartbeat.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from prometheus_client import ProcessCollector
@@ -21,22 +23,29 @@ from ostro.core.engine.request import Stats
 from ostro.core.errors import OstroError
 from ostro.core.ipc.process import ProcessEngine
 from ostro.core.records import Route
+from ostro.core.store import StoreUsage
 from ostro.entrypoints.http.measurement import RequestMetrics
 from ostro.entrypoints.operations.adapters import Adapters
+from ostro.entrypoints.operations.admission import Admission
 from ostro.entrypoints.operations.operations import Operations
 from ostro.entrypoints.operations.quotas import Quotas
 from ostro.entrypoints.operations.service import Service
+from ostro.entrypoints.operations.state import State
 
 SECONDS = 0.2
 """Time limit for the list of adapters, which the engine sends between two steps."""
 LABELS = ("model", "adapter", "generation")
+
+
+def cache_usage(stats: Stats) -> float:
+    """The fraction of the KV cache of a model in use."""
+    return stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0
+
+
 GAUGES: Mapping[str, tuple[str, Callable[[Stats], float]]] = {
     "vllm:num_requests_running": ("Running sequences.", lambda stats: stats.running),
     "vllm:num_requests_waiting": ("Waiting sequences.", lambda stats: stats.waiting),
-    "vllm:kv_cache_usage_perc": (
-        "Fraction of KV cache blocks in use.",
-        lambda stats: stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0,
-    ),
+    "vllm:kv_cache_usage_perc": ("Fraction of KV cache blocks in use.", cache_usage),
     "ostro_kv_bytes": ("Bytes of KV cache blocks in use.", lambda stats: stats.cache_bytes),
 }
 """Gauges of the counters of a model: their descriptions and values."""
@@ -45,25 +54,35 @@ GAUGES: Mapping[str, tuple[str, Callable[[Stats], float]]] = {
 class EngineMetrics(Collector):
     """The last known state of the engine and of its adapters."""
 
-    def __init__(self, service: Service, requests: RequestMetrics) -> None:
-        self.service, self.requests = service, requests
+    def __init__(self, service: Service, requests: RequestMetrics, state: State) -> None:
+        self.service, self.requests, self.state = service, requests, state
+        self.measure_workers: Callable[[], Awaitable[None]] | None = None
         self.refreshing: asyncio.Task[None] | None = None
+        self.stored: Sequence[StoreUsage] = ()
         requests.registry.register(self)
         if isinstance(service.engine, ProcessEngine):
             pid = lambda: service.engine.pid or "none"  # noqa: E731
             ProcessCollector(namespace="ostro_engine", pid=pid, registry=requests.registry)
 
+    async def refresh_http(self) -> None:
+        """Ask the workers, if there are any, for the figures of their HTTP requests."""
+        if self.measure_workers is not None:
+            await self.measure_workers()
+
     async def refresh(self) -> None:
-        """Ask the engine for its adapters; wait for the answer no longer than `SECONDS`."""
-        if not self.service.ready:
-            return
+        """Ask for the adapters and the documents; wait for them no longer than `SECONDS`."""
+        await self.refresh_http()
         if self.refreshing is None or self.refreshing.done():
             self.refreshing = asyncio.ensure_future(self._refresh())
         await asyncio.wait({self.refreshing}, timeout=SECONDS)
 
     async def _refresh(self) -> None:
         with suppress(OstroError):  # the engine has ended
-            await self.service.refresh_adapters()
+            if self.service.ready:
+                await self.service.refresh_adapters()
+        with suppress(OstroError):  # the store does not work
+            if self.state.enabled:
+                self.stored = await self.state.usage()
 
     def collect(self) -> Iterable[Metric]:
         engine = self.service.engine
@@ -75,9 +94,28 @@ class EngineMetrics(Collector):
             "Time for which the engine has not answered a heartbeat.",
             engine.silence,
         )
+        yield from of_admission(engine.admission)
+        yield from of_documents(self.stored)
         if engine.info is not None and engine.fault is None:
             yield from of_engine(self.requests.stats)
             yield from of_adapters(self.service.adapters)
+            yield self.lora_requests()
+
+    def lora_requests(self) -> Metric:
+        """Return vLLM's gauge of the adapters in use; its value is the time since 1970.
+
+        Gateways read the newest series. A request waits until its first output.
+        """
+        running, waiting = set[str](), set[str]()
+        limits = (each.settings.max_adapters for each in self.service.served.values())
+        known = {name for each in self.service.adapters.known.values() for name in each}
+        for request in self.requests.under_way.values():
+            (running if request.counted else waiting).update(known.intersection(request.adapters))
+        names = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
+        family = GaugeMetricFamily("vllm:lora_requests_info", "Adapters in use.", labels=names)
+        found = (",".join(sorted(each)) for each in (running, waiting - running))
+        family.add_metric((str(max(limits, default=0)), *found), time.time())
+        return family
 
 
 class CallerMetrics(Collector):
@@ -120,6 +158,38 @@ def of_engine(models: dict[str, Stats]) -> Iterator[Metric]:
         yield family
 
 
+def of_admission(admission: object) -> Iterator[Metric]:
+    """Metrics of the limits on requests that run and wait."""
+    if not isinstance(admission, Admission):
+        return
+    yield GaugeMetricFamily(
+        "ostro_queue_sequences", "Admitted sequences that have not ended.", admission.rows
+    )
+    yield GaugeMetricFamily("ostro_queue_tokens", "Tokens of their prompts.", admission.tokens)
+    refused = CounterMetricFamily(
+        "ostro_queue_refused", "Requests refused by a limit of the queue.", labels=("reason",)
+    )
+    for reason, count in admission.refused.items():
+        refused.add_metric((reason,), count)
+    yield refused
+
+
+def of_documents(stored: Sequence[StoreUsage]) -> Iterator[Metric]:
+    """Gauges of the stored documents by kind."""
+    documents, nbytes = Counter[str](), Counter[str]()
+    for usage in stored:
+        documents[usage.kind] += usage.documents
+        nbytes[usage.kind] += usage.nbytes
+    for name, text, values in (
+        ("ostro_store_documents", "Stored documents.", documents),
+        ("ostro_store_bytes", "Bytes of stored documents.", nbytes),
+    ):
+        family = GaugeMetricFamily(name, text, labels=("kind",))
+        for kind, value in values.items():
+            family.add_metric((kind,), value)
+        yield family
+
+
 def of_adapters(adapters: Adapters) -> Iterator[Metric]:
     """Metrics of every adapter, labelled by its name and current generation."""
     requests = CounterMetricFamily(
@@ -146,4 +216,12 @@ def of_adapters(adapters: Adapters) -> Iterator[Metric]:
 
 def routes(operations: Operations) -> list[Route]:
     """Return the route."""
-    return [Route(name="GET /metrics", endpoint=metrics, scope="metrics", response=["text/plain"])]
+    return [
+        Route(
+            name="GET /metrics",
+            endpoint=metrics,
+            scope="metrics",
+            response=["text/plain"],
+            error_statuses=(),
+        )
+    ]

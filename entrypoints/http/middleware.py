@@ -1,25 +1,27 @@
-"""Checks that run before routing: the request id, the Host header, the API key and its limits."""
+"""Middleware: request ids and records, the Host header, the API key and its limits."""
 
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from ipaddress import ip_address
-from secrets import token_hex
-from urllib.parse import quote
+from time import monotonic
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ostro.entrypoints.http.errors import error_content, respond_error, respond_to
+from ostro.entrypoints.http.context import REQUEST_ID
+from ostro.entrypoints.http.errors import error_content, on_bug, respond_error, respond_to
+from ostro.entrypoints.http.measurement import RequestMetrics
+from ostro.entrypoints.http.request_record import RECORD, RequestRecord
 from ostro.entrypoints.operations.admission import claim
-from ostro.entrypoints.operations.caller import Caller
+from ostro.entrypoints.operations.caller import Forbidden
 from ostro.entrypoints.operations.keys import Key, KeyRing
 from ostro.entrypoints.operations.quotas import Quota, Quotas, RateLimited
 
-log = logging.getLogger("ostro.access")
+log = logging.getLogger(__name__)
 KEY_HEADERS = ("x-api-key", "api-key")
 """Headers that carry an API key besides Authorization; Anthropic and Azure clients send them."""
 DENIAL = "websocket.http.response"
@@ -29,64 +31,79 @@ STARTS = ("http.response.start", "websocket.accept", f"{DENIAL}.start")
 POLICY_VIOLATION = 1008
 """WebSocket close code (RFC 6455, section 7.4.1)."""
 
-_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+Observer = Callable[[RequestRecord], None]
+"""Receives the record of each HTTP request at its end. It must not raise."""
 
 
-class RequestId:
-    """Assigns each request an id and returns it in X-Request-ID.
+class RequestMiddleware:
+    """Records each request, and responds to unexpected exceptions.
 
-    A client's own id is kept if it consists of alphanumeric characters and `_.:-`.
+    Each response has the request's id in X-Request-ID and, as Anthropic's, in Request-ID. A
+    client's own id is kept if it consists of alphanumeric characters and `_.:-`. The headers
+    x-ratelimit-* are those of the caller's quota.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
+    def __init__(
+        self, app: ASGIApp, metrics: RequestMetrics, observers: Sequence[Observer] = ()
+    ) -> None:
+        self.app, self.metrics, self.observers = app, metrics, observers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             return await self.app(scope, receive, send)
-        given = Headers(scope=scope).get("x-request-id", "")
-        id = given if _ID.fullmatch(given) else token_hex(12)
-        scope.setdefault("state", {})["request_id"] = id
-
-        async def send_with_id(message: Message) -> None:
-            if message["type"] in STARTS:
-                message.setdefault("headers", [])
-                MutableHeaders(scope=message)["x-request-id"] = id
-            await send(message)
-
-        await self.app(scope, receive, send_with_id)
-
-
-class AccessLog:
-    """Logs each request: client, caller, method, path without query, status and request id."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-        logging.basicConfig(format="%(asctime)s %(message)s")
-        log.setLevel(logging.INFO)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            return await self.app(scope, receive, send)
-        status = 0
-
-        async def send_noting(message: Message) -> None:
-            nonlocal status
-            if message["type"] in STARTS:
-                status = message.get("status", 101)
-            await send(message)
-
+        record = RequestRecord.of(scope)
+        scope.setdefault("state", {})["request_id"] = record.id
+        REQUEST_ID.set(record.id)
+        token = RECORD.set(record)
+        self.metrics.begin_http()
+        sending = recorded_send(record, send)
         try:
-            await self.app(scope, receive, send_noting)
+            await self.app(scope, self.recorded_receive(record, receive), sending)
+        except Exception as error:
+            if record.status or scope["type"] != "http":
+                raise
+            log.exception("request %s has failed", record.id)
+            await (await on_bug(Request(scope), error))(scope, receive, sending)
         finally:
-            state = scope.get("state", {})
-            caller: Caller | None = state.get("caller")
-            host, port = scope.get("client") or ("-", 0)
-            name = caller.name.replace(" ", "-") if caller and caller.name else "-"
-            method, version = scope.get("method", "WEBSOCKET"), scope.get("http_version", "1.1")
-            what = f"{method} {quote(scope['path'])} HTTP/{version}"
-            id = state.get("request_id", "-")
-            log.info('%s:%d %s "%s" %d %s', host, port, name, what, status, id)
+            RECORD.reset(token)
+            record.total = monotonic() - record.begun
+            self.metrics.http.end(record)
+            for observe in self.observers:
+                observe(record)
+
+    def recorded_receive(self, record: RequestRecord, receive: Receive) -> Receive:
+        """Return a `receive` that counts the bytes of the body and notes a disconnect."""
+
+        async def recorded() -> Message:
+            message = await receive()
+            if message["type"] == "http.request":
+                size = len(message.get("body", b""))
+                record.bytes_in += size
+                self.metrics.http.body_bytes += size
+            elif message["type"] == "http.disconnect":
+                record.disconnected = not record.complete
+            return message
+
+        return recorded
+
+
+def recorded_send(record: RequestRecord, send: Send) -> Send:
+    """Return a `send` that adds headers to the response and records its status and size."""
+    ids = {"x-request-id": record.id, "request-id": record.id}
+
+    async def recorded(message: Message) -> None:
+        kind = message["type"]
+        if kind == "http.response.body":
+            record.bytes_out += len(message.get("body", b""))
+            record.complete = not message.get("more_body")
+        elif kind in STARTS:
+            record.status = message.get("status", 101)
+            quota: Quota | None = record.scope["state"].get("quota")
+            message.setdefault("headers", [])
+            MutableHeaders(scope=message).update(ids | (quota.headers() if quota else {}))
+        await send(message)
+
+    return recorded
 
 
 class AccessMiddleware:
@@ -138,11 +155,12 @@ class AccessMiddleware:
         caller = self.ring.anonymous() if key is None else self.ring.caller(key)
         state["caller"] = caller
         quota = self.quotas.of(caller.name, key)
-        send = with_limits(send, quota)
+        state["quota"] = quota
         try:
+            await quota.acquire()
             with claim(caller, quota):
                 await self.app(scope, receive, send)
-        except RateLimited as error:
+        except (Forbidden, RateLimited) as error:
             await close(respond_to(error, scope), scope, receive, send)
 
     def accepts_host(self, host: str) -> bool:
@@ -170,18 +188,6 @@ async def close(response: Response, scope: Scope, receive: Receive, send: Send) 
     if scope["type"] == "websocket" and DENIAL not in scope.get("extensions", {}):
         return await send({"type": "websocket.close", "code": POLICY_VIOLATION})
     await response(scope, receive, send)
-
-
-def with_limits(send: Send, quota: Quota) -> Send:
-    """A `send` that adds the headers x-ratelimit-* to the response."""
-
-    async def send_with_limits(message: Message) -> None:
-        if message["type"] in STARTS and (limits := quota.headers()):
-            message.setdefault("headers", [])
-            MutableHeaders(scope=message).update(limits)
-        await send(message)
-
-    return send_with_limits
 
 
 def find_key(headers: Headers, ring: KeyRing) -> Key | None:

@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 from starlette.requests import Request
@@ -17,13 +17,13 @@ from ostro.core.records import Route
 from ostro.entrypoints.http.errors import ErrorBody, respond
 from ostro.entrypoints.operations.operations import Operations
 
-JSON = "application/json"
+JSON, SSE = "application/json", "text/event-stream"
 REFERENCE = "#/components/schemas/{name}"
 ERRORS: Mapping[str, str] = {
     "400": "A field is malformed, out of range or not supported; `param` names it.",
     "401": "The API key is missing or invalid.",
     "403": "The API key may not do this.",
-    "404": "The model or the adapter does not exist.",
+    "404": "The model, the adapter or the document does not exist.",
     "408": "The body did not arrive in time.",
     "413": "The body is too large.",
     "415": "The content type is not the expected one.",
@@ -31,9 +31,11 @@ ERRORS: Mapping[str, str] = {
     "500": "An error of the server; its log says which.",
     "503": "The server is loading or busy; repeat the request after `retry-after` seconds.",
 }
-"""Error responses of routes that run a model."""
-WITHOUT_BODY = ("408", "413", "415")
-"""Errors of routes with a body only."""
+"""Error responses by their status."""
+COMMON = (401, 403, 429, 500)
+"""Statuses of errors that all routes have, except those of the scope "open"."""
+WITH_BODY = (408, 413, 415)
+"""Statuses of errors of routes with a body."""
 EXAMPLES: Mapping[str, Any] = {
     "POST /v1/chat/completions": {
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
@@ -41,10 +43,18 @@ EXAMPLES: Mapping[str, Any] = {
     },
     "POST /v1/completions": {"prompt": "Once upon a time", "max_tokens": 32},
     "POST /v1/embeddings": {"input": ["a text", "another text"]},
-    "POST /v1/rerank": {"query": "capitals", "documents": ["Paris", "a pear"], "top_n": 1},
-    "POST /v1/classify": {"input": "a wonderful film"},
     "POST /v1/images/generations": {"prompt": "a red bicycle", "size": "512x512"},
     "POST /v1/audio/speech": {"input": "Good morning.", "response_format": "wav"},
+    "POST /v1/responses": {"input": "What is the capital of France?", "max_output_tokens": 64},
+    "POST /v1/responses/input_tokens": {"input": "What is the capital of France?"},
+    "POST /v1/chat/completions/{id}": {"metadata": {"topic": "capitals"}},
+    "POST /v1/conversations": {
+        "items": [{"type": "message", "role": "user", "content": "What is the capital of France?"}]
+    },
+    "POST /v1/conversations/{id}": {"metadata": {"topic": "capitals"}},
+    "POST /v1/conversations/{id}/items": {
+        "items": [{"type": "message", "role": "user", "content": "And of Italy?"}]
+    },
     "POST /v1/batches": {
         "input_file_id": "file-1",
         "endpoint": "/v1/chat/completions",
@@ -59,12 +69,19 @@ EXAMPLES: Mapping[str, Any] = {
     "POST /v1/uploads/{id}/complete": {"part_ids": ["part-1"]},
     "POST /v1/load_lora_adapter": {"lora_name": "sql", "lora_path": "sql"},
     "POST /v1/unload_lora_adapter": {"lora_name": "sql"},
+    "POST /v1/models/load": {"model": "chat"},
+    "POST /v1/models/unload": {"model": "chat"},
+    "POST /v1/models/reload": {"model": "chat"},
+    "POST /v1/models/{id:path}/requantize": {"quant": "q4k"},
+    "POST /re_isq": {"ggml_type": "q4k"},
 }
-"""Examples of request bodies, by route."""
+"""Examples of request bodies of built-in routes, which `Route.example` replaces."""
 HIDDEN = ("WEBSOCKET ", "FILES ")
 """Starts of the names of routes that OpenAPI does not describe."""
 WITH_QUERY = ("GET", "DELETE")
 """Methods whose request is the query string."""
+OUTER = ("default", "description", "x-ostro-extension")
+"""Keywords that describe a property with all its alternatives."""
 PARAMETER = re.compile(r"{(\w+)(?::\w+)?}")
 """A parameter in the path of a Starlette route: its name, and its converter."""
 SECURITY = {
@@ -77,7 +94,7 @@ SECURITY = {
 def openapi(routes: Sequence[Route]) -> dict[str, Any]:
     """Return the OpenAPI document of routes. WebSockets and static files are not part of it."""
     shown = [route for route in routes if not route.name.startswith(HIDDEN)]
-    types = [*dict.fromkeys(x for route in shown for x in types_of(route)), ErrorBody]
+    types = [*dict.fromkeys([ErrorBody, *(x for route in shown for x in types_of(route))])]
     schemas, components = msgspec.json.schema_components(types, ref_template=REFERENCE)
     by_type = dict(zip(types, schemas, strict=True))
     for schema in components.values():
@@ -85,13 +102,15 @@ def openapi(routes: Sequence[Route]) -> dict[str, Any]:
         if text := schema.get("description"):
             schema["description"] = inspect.cleandoc(text)
     for route in shown:
-        complete(route.request, components)
+        complete(route, components)
     paths: dict[str, dict[str, Any]] = {}
-    for route in shown:
+    for route in sorted(shown, key=lambda route: bool(route.header)):
         method, _, path = route.name.partition(" ")
-        paths.setdefault(PARAMETER.sub(r"{\1}", path), {})[method.lower()] = operation(
-            route, by_type, components
-        )
+        methods = paths.setdefault(PARAMETER.sub(r"{\1}", path), {})
+        found = operation(route, by_type, components)
+        if route.header and method.lower() in methods:
+            found = alternatives(methods[method.lower()], found)
+        methods[method.lower()] = found
     return {
         "openapi": "3.1.0",
         "info": {
@@ -114,28 +133,77 @@ def openapi(routes: Sequence[Route]) -> dict[str, Any]:
 
 def types_of(route: Route) -> Iterable[Any]:
     """Yield the types of a route's JSON."""
-    for kind in (route.request, route.response, route.events):
+    for kind in (route.request, route.response, route.events, error_type(route)):
         if kind is not None and not isinstance(kind, list | tuple):
             yield kind
 
 
-def complete(kind: Any, components: Mapping[str, Any]) -> None:
-    """Complete the schema of a request: mark extensions, add the fields without effect.
+def error_type(route: Route) -> Any:
+    """Return the type of a route's errors: what its `errors` returns, OpenAI's without."""
+    return ErrorBody if route.errors is None else get_type_hints(route.errors).get("return")
 
-    Other fields are rejected. The bytes in a form are a file.
+
+def alternatives(usual: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the operation of two routes of one path, of which `other` requires a header.
+
+    The parameters that only `other` reads may have any value, since they need the header.
     """
+    known = {each["name"] for each in usual.get("parameters", ())}
+    added = [each for each in other["parameters"] if each["name"] not in known]
+    added = [each | ({"schema": {}} if each["in"] == "query" else {}) for each in added]
+    both = dict(other["responses"])
+    for status, response in usual["responses"].items():
+        if status in both:
+            schemas = [schema_of(each) for each in (response, both[status])]
+            both[status] = {**both[status], "content": content(JSON, {"anyOf": schemas})}
+        else:
+            both[status] = response
+    return {**usual, "parameters": [*usual.get("parameters", ()), *added], "responses": both}
+
+
+def schema_of(response: Mapping[str, Any]) -> Any:
+    """Return the schema of the JSON of a response. References are those of OpenAI's errors."""
+    if "$ref" in response:
+        return {"$ref": REFERENCE.format(name=ErrorBody.__name__)}
+    return response["content"][JSON]["schema"]
+
+
+def complete(route: Route, components: Mapping[str, Any]) -> None:
+    """Complete the schema of a route's request: mark extensions and fields without effect.
+
+    Fields that the route rejects are left out. The bytes in a form are a file. In JSON, null stands
+    for an absent field.
+    """
+    kind = route.request
     if kind is None:
         return
     schema = components[schema_name(kind)]
     properties = schema["properties"]
     for name in properties.keys() & getattr(kind, "extensions", ()):
         properties[name]["x-ostro-extension"] = True
-    for name in sorted(getattr(kind, "ignored", ())):
-        properties[name] = {"description": "Accepted without effect."}
+    for name in getattr(kind, "unsupported", ()):
+        properties.pop(name, None)
+    for name, reason in getattr(kind, "accepted", {}).items():
+        properties[name]["description"] = f"No effect: {reason}."
+    for name, reason in getattr(kind, "echoed", {}).items():
+        properties[name]["description"] = f"Echoed in the response: {reason}."
     for name, each in properties.items():
         if each.get("contentEncoding") == "base64":
-            properties[name] = {"type": "string", "contentMediaType": "application/octet-stream"}
+            properties[name] = {"contentMediaType": "application/octet-stream"}
+    if getattr(kind, "media_type", JSON) == JSON and not route.name.startswith(WITH_QUERY):
+        for name in properties.keys() - {*schema.get("required", ())}:
+            properties[name] = nullable(properties[name])
     schema["additionalProperties"] = False
+
+
+def nullable(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema that also allows null."""
+    alternatives = schema.get("anyOf", [schema])
+    if schema.get("default", ...) is None or {"type": "null"} in alternatives:
+        return schema
+    outer = {name: schema[name] for name in OUTER if name in schema}
+    inner = {name: value for name, value in schema.items() if name not in OUTER}
+    return {**outer, "anyOf": [*inner.get("anyOf", [inner]), {"type": "null"}]}
 
 
 def operation(
@@ -158,18 +226,29 @@ def operation(
         parameters += query_parameters(components[schema_name(route.request)])
     elif route.request is not None:
         found["requestBody"] = request_body(route, schemas[route.request])
+    if route.header:
+        parameters.append({"name": route.header, "in": "header", "schema": {"type": "string"}})
     if parameters:
         found["parameters"] = parameters
-    answers = responses(route, schemas)
-    if route.scope != "open":
-        left_out = () if route.request is not None else WITHOUT_BODY
-        references = {
-            status: {"$ref": f"#/components/responses/{status}"}
-            for status in ERRORS
-            if status not in left_out
+    return {**found, "responses": responses(route, schemas) | errors(route, schemas)}
+
+
+def errors(route: Route, schemas: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the error responses of a route, in the form of its API family."""
+    if route.scope == "open":
+        return {}
+    has_body = route.request is not None and not route.name.startswith(WITH_QUERY)
+    known = {*COMMON, *route.error_statuses, *(WITH_BODY if has_body else ())}
+    listed = {status: text for status, text in ERRORS.items() if int(status) in known}
+    if route.errors is None:
+        return {status: {"$ref": f"#/components/responses/{status}"} for status in listed}
+    return {
+        str(route.statuses.get(int(status), status)): {
+            "description": text,
+            "content": content(JSON, schemas.get(error_type(route), {})),
         }
-        answers |= references
-    return {**found, "responses": answers}
+        for status, text in listed.items()
+    }
 
 
 def schema_name(kind: Any) -> str:
@@ -189,7 +268,8 @@ def query_parameters(schema: Mapping[str, Any]) -> list[dict[str, Any]]:
 def request_body(route: Route, schema: Any) -> dict[str, Any]:
     """Return the request body object: JSON or a form."""
     body = content(getattr(route.request, "media_type", JSON), schema)
-    if (example := EXAMPLES.get(route.name)) is not None:
+    example = route.example or EXAMPLES.get(route.name)
+    if example is not None:
         body[JSON]["example"] = example
     return {"required": True, "content": body}
 
@@ -202,9 +282,18 @@ def responses(route: Route, schemas: Mapping[Any, Any]) -> dict[str, Any]:
     elif route.response is not None:
         answer["content"] = content(JSON, schemas[route.response])
     if route.events is not None:
-        answer["description"] = "The response; with `stream` server-sent events."
-        answer["content"] |= content("text/event-stream", schemas[route.events])
+        answer["description"] = "The response, or the events of a stream."
+        media = getattr(route.events, "media_type", SSE)
+        schema = schemas[route.events]
+        answer["content"] |= content(media, event_schema(schema) if media == SSE else schema)
     return {"200": answer}
+
+
+def event_schema(schema: Any) -> dict[str, Any]:
+    """Return the schema of a server-sent event whose data are JSON, or [DONE] at the end."""
+    data = {"type": "string", "contentMediaType": JSON, "contentSchema": schema}
+    names = {name: {"type": "string"} for name in ("event", "id", "retry")}
+    return {"type": "object", "properties": {"data": data, **names}}
 
 
 def content(media: str, schema: Any) -> dict[str, Any]:
@@ -213,7 +302,10 @@ def content(media: str, schema: Any) -> dict[str, Any]:
 
 async def document(request: Request) -> Response:
     """Return this document."""
-    return respond(200, openapi(request.app.state.routes))
+    found = openapi(request.app.state.routes)
+    if root := request.app.state.root_path:
+        found["servers"] = [{"url": root}]
+    return respond(200, found)
 
 
 async def page(request: Request) -> Response:

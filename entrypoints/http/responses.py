@@ -1,381 +1,163 @@
-"""OpenAI's JSON of text responses, with vLLM's stop_reason, prompt_logprobs and reasoning."""
+"""OpenAI's routes for responses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar
+from collections.abc import AsyncGenerator
+from typing import Literal
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response as HttpResponse
 
-from ostro.core.engine.request import Finish, TokenLogprobs
-from ostro.core.pipeline import Usage
-from ostro.entrypoints.operations.text import (
-    Choice,
-    ChoiceEnd,
-    Event,
-    ReasoningPiece,
-    TextPiece,
-    ToolCallArguments,
-    ToolCallStart,
+from ostro.core.errors import RequestError, Unsupported
+from ostro.core.records import Route
+from ostro.entrypoints.http.body import read_request
+from ostro.entrypoints.http.context import caller_of, documents_of
+from ostro.entrypoints.http.errors import respond
+from ostro.entrypoints.http.pages import ListPage, make_page
+from ostro.entrypoints.http.query import parse_query
+from ostro.entrypoints.http.stream import EventStream, unless_disconnected
+from ostro.entrypoints.http.tokens import InputTokens
+from ostro.entrypoints.operations.operations import Operations
+from ostro.entrypoints.operations.responses.events import AnyEvent, ResponseEvent, name_of
+from ostro.entrypoints.operations.responses.items import Item, ItemListRequest, ItemPage
+from ostro.entrypoints.operations.responses.request import (
+    InputTokensBody,
+    InputTokensRequest,
+    ResponseBody,
+    ResponseRequest,
+    check_support,
+    read_count_request,
+    read_response_request,
 )
-
-MIN_LOGPROB = -9999.0
-"""Replaces minus infinity, which JSON cannot represent."""
-TokenText = Callable[[int], str]
-"""Converts a token id to its text."""
-ADAPTERS_HEADER = "x-adapter-generations"
-"""Header with the adapter generations of a response whose body is not JSON."""
-T = TypeVar("T")
+from ostro.entrypoints.operations.responses.response import Response
 
 
-class CachedTokens(msgspec.Struct, kw_only=True):
-    """Prompt tokens that came from the prefix cache."""
+class RetrieveRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """How to return a response. With `stream`, the events above the number `starting_after`."""
 
-    cached_tokens: int
-
-
-class TokenUsage(msgspec.Struct, kw_only=True):
-    """Token counts of a request."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: CachedTokens
+    stream: bool = False
+    starting_after: int | None = None
+    include: list[Literal["message.output_text.logprobs"]] | None = None
+    include_obfuscation: Literal[False] = False
 
 
-class TokenAlternative(msgspec.Struct, kw_only=True):
-    """A token that the model considered; `bytes` are those of its text in UTF-8."""
+class ItemList(ListPage, kw_only=True):
+    """A page of items."""
 
-    token: str
-    logprob: float
-    bytes: list[int]
+    data: list[Item]
 
 
-class ChatToken(TokenAlternative, kw_only=True):
-    """A sampled token and the most probable ones."""
-
-    top_logprobs: list[TokenAlternative]
-
-
-class ChatLogprobs(msgspec.Struct, kw_only=True):
-    """The log probabilities of a chat's tokens."""
-
-    content: list[ChatToken]
-    refusal: None = None
-
-
-class CompletionLogprobs(msgspec.Struct, kw_only=True):
-    """The log probabilities of a completion's tokens, in lists of equal lengths."""
-
-    tokens: list[str]
-    token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float] | None]
-    text_offset: list[int]
-
-
-class RankedToken(msgspec.Struct, kw_only=True):
-    """A token of the prompt. The rank of a token outside the top ones is null."""
-
-    logprob: float
-    rank: int | None
-    decoded_token: str
-
-
-PromptLogprobs = list[dict[str, RankedToken] | None]
-"""By token id, for each token of the prompt; null for the first one."""
-
-
-class Function(msgspec.Struct, kw_only=True):
-    """A call of a function; `arguments` are JSON."""
-
-    name: str
-    arguments: str
-
-
-class MessageToolCall(msgspec.Struct, kw_only=True):
-    """A tool call of a message."""
+class ResponseDeleted(msgspec.Struct, kw_only=True):
+    """A response was deleted."""
 
     id: str
-    function: Function
-    type: Literal["function"] = "function"
+    deleted: Literal[True] = True
+    object: Literal["response"] = "response"
 
 
-class FunctionDelta(msgspec.Struct, kw_only=True):
-    """The next part of a call of a function."""
-
-    name: str | UnsetType = UNSET
-    arguments: str = ""
-
-
-class ToolCallDelta(msgspec.Struct, kw_only=True):
-    """The next part of a tool call; the first one has its id, type and name."""
-
-    index: int
-    function: FunctionDelta
-    id: str | UnsetType = UNSET
-    type: Literal["function"] | UnsetType = UNSET
+async def create_response(request: Request) -> HttpResponse:
+    """Answer an input."""
+    body = await read_request(request, ResponseBody, check=check_support)
+    wanted = read_response_request(body)
+    responses, caller = documents_of(request).responses, caller_of(request)
+    if wanted.stream:
+        return EventStream(encode(responses.stream(wanted, caller)))
+    return respond(200, await unless_disconnected(request, responses.create(wanted, caller)))
 
 
-class ChatMessage(msgspec.Struct, kw_only=True):
-    """The assistant's message."""
-
-    content: str | None
-    role: Literal["assistant"] = "assistant"
-    refusal: None = None
-    reasoning_content: str | UnsetType = UNSET
-    tool_calls: list[MessageToolCall] | UnsetType = UNSET
-
-
-class ChatChoice(msgspec.Struct, kw_only=True):
-    """A choice of a chat completion."""
-
-    index: int
-    message: ChatMessage
-    logprobs: ChatLogprobs | None
-    finish_reason: Finish | None
-    stop_reason: str | int | UnsetType | None = UNSET
+async def get_response(request: Request) -> HttpResponse:
+    """Return a stored response, or its events."""
+    wanted = parse_query(request, RetrieveRequest)
+    id, caller = request.path_params["id"], caller_of(request)
+    responses = documents_of(request).responses
+    if wanted.stream:
+        after = -1 if wanted.starting_after is None else wanted.starting_after
+        return EventStream(encode(responses.replay(id, after, caller)))
+    if wanted.starting_after is not None:
+        raise RequestError("starting_after needs stream", param="starting_after")
+    return respond(200, await responses.get(id, caller))
 
 
-class ChatDelta(msgspec.Struct, kw_only=True):
-    """The next part of the assistant's message."""
-
-    role: Literal["assistant"] | UnsetType = UNSET
-    content: str | UnsetType = UNSET
-    reasoning_content: str | UnsetType = UNSET
-    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+async def delete_response(request: Request) -> HttpResponse:
+    """Delete a response with its input and its events."""
+    id = request.path_params["id"]
+    await documents_of(request).responses.delete(id, caller_of(request))
+    return respond(200, ResponseDeleted(id=id))
 
 
-class ChatChunkChoice(msgspec.Struct, kw_only=True):
-    """A choice of a chunk of a chat completion."""
-
-    index: int
-    delta: ChatDelta
-    logprobs: ChatLogprobs | None = None
-    finish_reason: Finish | None = None
-    stop_reason: str | int | UnsetType | None = UNSET
+async def cancel_response(request: Request) -> HttpResponse:
+    """Cancel a response in the background."""
+    responses = documents_of(request).responses
+    return respond(200, await responses.cancel(request.path_params["id"], caller_of(request)))
 
 
-class TextChoice(msgspec.Struct, kw_only=True):
-    """A choice of a completion, or of one of its chunks."""
-
-    index: int
-    text: str = ""
-    logprobs: CompletionLogprobs | None = None
-    finish_reason: Finish | None = None
-    stop_reason: str | int | UnsetType | None = UNSET
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+async def list_input_items(request: Request) -> HttpResponse:
+    """List the items of a response's own input, newest first."""
+    wanted = parse_query(request, ItemListRequest)
+    responses = documents_of(request).responses
+    page = await responses.input_items(request.path_params["id"], wanted, caller_of(request))
+    return respond(200, item_list(page))
 
 
-class Heading(msgspec.Struct, kw_only=True):
-    """The first fields of every text response; `created` is in seconds since 1970."""
-
-    id: str
-    created: int
-    model: str
-
-
-class ChatCompletion(Heading, kw_only=True):
-    """A chat completion. The last two fields extend OpenAI's API."""
-
-    choices: list[ChatChoice]
-    usage: TokenUsage
-    object: Literal["chat.completion"] = "chat.completion"
-    adapter_generations: list[str] | UnsetType = UNSET
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+async def count_input_tokens(request: Request) -> HttpResponse:
+    """Count the tokens of an input."""
+    body = await read_request(request, InputTokensBody, check=check_support)
+    wanted = read_count_request(body)
+    count = await documents_of(request).responses.count(wanted, caller_of(request))
+    return respond(200, InputTokens(input_tokens=count))
 
 
-class ChatCompletionChunk(Heading, kw_only=True):
-    """An event of a streamed chat completion."""
-
-    choices: list[ChatChunkChoice]
-    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-    usage: TokenUsage | UnsetType | None = UNSET
-    adapter_generations: list[str] | UnsetType = UNSET
+async def compact_response(request: Request) -> HttpResponse:
+    """Reject compaction, which only the hosted product has."""
+    raise Unsupported("compact is not supported; use truncation: auto")
 
 
-class TextCompletion(Heading, kw_only=True):
-    """A completion."""
-
-    choices: list[TextChoice]
-    usage: TokenUsage
-    object: Literal["text_completion"] = "text_completion"
-    adapter_generations: list[str] | UnsetType = UNSET
+def item_list(page: ItemPage) -> ItemList:
+    """Return a page of items as JSON. The ids of an empty page are empty."""
+    return make_page(ItemList, page.items, page.has_more, empty="")
 
 
-class TextCompletionChunk(Heading, kw_only=True):
-    """An event of a streamed completion."""
-
-    choices: list[TextChoice]
-    object: Literal["text_completion"] = "text_completion"
-    usage: TokenUsage | UnsetType | None = UNSET
-    adapter_generations: list[str] | UnsetType = UNSET
-
-
-def usage(used: Usage) -> TokenUsage:
-    """Return the field `usage`."""
-    return TokenUsage(
-        prompt_tokens=used.prompt,
-        completion_tokens=used.completion,
-        total_tokens=used.prompt + used.completion,
-        prompt_tokens_details=CachedTokens(cached_tokens=used.cached),
-    )
+async def encode(events: AsyncGenerator[ResponseEvent, None]) -> AsyncGenerator[bytes, None]:
+    """Yield events as server-sent events with names."""
+    try:
+        async for event in events:
+            name = name_of(event).encode()
+            yield b"event: " + name + b"\ndata: " + msgspec.json.encode(event) + b"\n\n"
+    finally:
+        await events.aclose()
 
 
-def unless_none(value: T | None) -> T | UnsetType:
-    """Return a value, or UNSET for None: the field is left out.
-
-    Responses to requests without adapters have no `adapter_generations`. An activated LoRA whose
-    invocation is absent from the prompt has no generation in the list.
-    """
-    return UNSET if value is None else value
-
-
-def adapter_headers(generations: Sequence[str] | None) -> dict[str, str]:
-    """Return the generations as a header, for a body that is not JSON."""
-    return {} if generations is None else {ADAPTERS_HEADER: ",".join(generations)}
-
-
-def chat_choice(choice: Choice, token_text: TokenText) -> ChatChoice:
-    """Return a choice of a chat completion."""
-    calls = [
-        MessageToolCall(id=x.id, function=Function(name=x.name, arguments=x.arguments))
-        for x in choice.tool_calls
-    ]
-    return ChatChoice(
-        index=choice.index,
-        message=ChatMessage(
-            content=None if calls and not choice.text else choice.text,
-            reasoning_content=choice.reasoning or UNSET,
-            tool_calls=calls or UNSET,
+def routes(operations: Operations) -> list[Route]:
+    """Return the routes."""
+    return [
+        Route(
+            name="POST /v1/responses",
+            endpoint=create_response,
+            request=ResponseRequest,
+            response=Response,
+            events=AnyEvent,
         ),
-        logprobs=chat_logprobs(choice.logprobs, token_text),
-        finish_reason=choice.finish,
-        stop_reason=choice.stopped_by if choice.finish else UNSET,
-    )
-
-
-def chat_chunk_choice(event: Event, token_text: TokenText, first: bool) -> ChatChunkChoice:
-    """Return a choice of a chat chunk. The first one of a choice contains the role."""
-    delta, choice = ChatDelta(), ChatChunkChoice(index=event.index, delta=ChatDelta())
-    match event:
-        case TextPiece():
-            delta.content = event.text or UNSET
-            choice.logprobs = chat_logprobs(event.logprobs, token_text)
-        case ReasoningPiece():
-            delta.reasoning_content = event.text
-        case ToolCallStart():
-            called = FunctionDelta(name=event.name)
-            start = ToolCallDelta(index=event.call, id=event.id, type="function", function=called)
-            delta.tool_calls = [start]
-        case ToolCallArguments():
-            part = FunctionDelta(arguments=event.text)
-            delta.tool_calls = [ToolCallDelta(index=event.call, function=part)]
-        case ChoiceEnd():
-            choice.finish_reason, choice.stop_reason = event.finish, event.stopped_by
-    if first:
-        delta.role = "assistant"
-        if delta.content is UNSET and not isinstance(event, ToolCallStart | ReasoningPiece):
-            delta.content = ""
-    choice.delta = delta
-    return choice
-
-
-def completion_choice(choice: Choice, token_text: TokenText) -> TextChoice:
-    """Return a choice of a completion."""
-    return TextChoice(
-        index=choice.index,
-        text=choice.text,
-        logprobs=completion_logprobs(choice, token_text),
-        finish_reason=choice.finish,
-        stop_reason=choice.stopped_by if choice.finish else UNSET,
-        prompt_logprobs=prompt_logprobs(choice.prompt_logprobs, token_text),
-    )
-
-
-def completion_chunk_choice(event: Event, token_text: TokenText) -> TextChoice:
-    """Return a choice of a chunk of a completion."""
-    choice = TextChoice(index=event.index)
-    match event:
-        case TextPiece():
-            choice.text = event.text
-            choice.logprobs = completion_logprobs(event, token_text)
-            choice.prompt_logprobs = prompt_logprobs(event.prompt_logprobs, token_text)
-        case ChoiceEnd():
-            choice.finish_reason, choice.stop_reason = event.finish, event.stopped_by
-    return choice
-
-
-def chat_logprobs(
-    entries: Sequence[TokenLogprobs | None] | None, token_text: TokenText
-) -> ChatLogprobs | None:
-    """Return the log probabilities of a chat, None without any."""
-    if entries is None:
-        return None
-
-    def fields(token: int, logprob: float) -> dict[str, Any]:
-        text = token_text(token)
-        return {"token": text, "logprob": finite(logprob), "bytes": list(text.encode())}
-
-    return ChatLogprobs(
-        content=[
-            ChatToken(
-                **fields(entry.token, entry.logprob),
-                top_logprobs=[TokenAlternative(**fields(*pair)) for pair in entry.top],
-            )
-            for entry in entries
-            if entry is not None
-        ]
-    )
-
-
-def completion_logprobs(
-    found: Choice | TextPiece, token_text: TokenText
-) -> CompletionLogprobs | None:
-    """Return the log probabilities of a completion, None without any."""
-    if found.logprobs is None:
-        return None
-    return CompletionLogprobs(
-        tokens=[token_text(token) for token in found.tokens],
-        token_logprobs=[
-            None if entry is None else finite(entry.logprob) for entry in found.logprobs
-        ],
-        top_logprobs=[
-            None
-            if entry is None
-            else {token_text(token): finite(logprob) for token, logprob in alternatives(entry)}
-            for entry in found.logprobs
-        ],
-        text_offset=found.offsets,
-    )
-
-
-def prompt_logprobs(
-    entries: Sequence[TokenLogprobs | None] | None, token_text: TokenText
-) -> PromptLogprobs | UnsetType:
-    """Return the log probabilities of the prompt, UNSET without any."""
-    if entries is None:
-        return UNSET
-    return [None if entry is None else ranked(entry, token_text) for entry in entries]
-
-
-def ranked(entry: TokenLogprobs, token_text: TokenText) -> dict[str, RankedToken]:
-    """Return a token and its alternatives by id."""
-    ranks = {token: rank for rank, (token, _) in enumerate(entry.top, 1)}
-    return {
-        str(token): RankedToken(
-            logprob=finite(logprob), rank=ranks.get(token), decoded_token=token_text(token)
-        )
-        for token, logprob in alternatives(entry)
-    }
-
-
-def alternatives(entry: TokenLogprobs) -> list[tuple[int, float]]:
-    """Return the top tokens, followed by the sampled token unless it is one of them."""
-    if any(token == entry.token for token, _ in entry.top):
-        return list(entry.top)
-    return [*entry.top, (entry.token, entry.logprob)]
-
-
-def finite(logprob: float) -> float:
-    return max(logprob, MIN_LOGPROB)
+        Route(
+            name="POST /v1/responses/input_tokens",
+            endpoint=count_input_tokens,
+            request=InputTokensRequest,
+            response=InputTokens,
+        ),
+        Route(name="POST /v1/responses/compact", endpoint=compact_response, error_statuses=(400,)),
+        Route(
+            name="GET /v1/responses/{id}",
+            endpoint=get_response,
+            request=RetrieveRequest,
+            response=Response,
+            events=AnyEvent,
+        ),
+        Route(name="DELETE /v1/responses/{id}", endpoint=delete_response, response=ResponseDeleted),
+        Route(name="POST /v1/responses/{id}/cancel", endpoint=cancel_response, response=Response),
+        Route(
+            name="GET /v1/responses/{id}/input_items",
+            endpoint=list_input_items,
+            request=ItemListRequest,
+            response=ItemList,
+        ),
+    ]

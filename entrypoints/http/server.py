@@ -11,30 +11,45 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-import uvicorn
 from fastapi import FastAPI
 
-from ostro.core.errors import EngineDied, Overloaded, TemplateError, UsageError
+from ostro.core.errors import EngineDied, OstroError, Overloaded, TemplateError, UsageError
 from ostro.core.ipc.client import PATIENCE
+from ostro.core.ipc.messages import ModelInfo, Ready
 from ostro.core.ipc.process import ENGINE, ProcessEngine
 from ostro.core.pipeline import ServedModel
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Import, Settings
 from ostro.entrypoints.http.app import make_app
-from ostro.entrypoints.http.listener import Protocol, listen, url_of
+from ostro.entrypoints.http.body_log import LOG_BYTES, BodyLog
+from ostro.entrypoints.http.daemon_thread import in_thread
+from ostro.entrypoints.http.listener import (
+    listen,
+    listen_unix,
+    open_certificate,
+    url_of,
+)
+from ostro.entrypoints.http.log import Format, configure_log
 from ostro.entrypoints.http.metrics import EngineMetrics
+from ostro.entrypoints.http.systemd import notify
+from ostro.entrypoints.http.tracing import Tracing, start_tracing
+from ostro.entrypoints.http.web import Web
 from ostro.entrypoints.open import find_model, make_pipelines, name_of
 from ostro.entrypoints.operations.admission import Admission
 from ostro.entrypoints.operations.documents import Documents
 from ostro.entrypoints.operations.keys import KeyRing
+from ostro.entrypoints.operations.model_manager import ModelManager
 from ostro.entrypoints.operations.service import Service
 from ostro.entrypoints.operations.state import RETENTION, open_state
 from ostro.entrypoints.progress import REDRAW_SECONDS, loading
+from ostro.entrypoints.serve_config import ModelOptions, check_names
+from ostro.entrypoints.workers.messages import Start
+from ostro.entrypoints.workers.pool import WorkerPool, check_workers, options_of
 
 if TYPE_CHECKING:
     from ostro.core.records import ProgressCallback
@@ -42,11 +57,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 QUEUE = 32
 """Limit on unfinished sequences, per sequence that the engine runs at once."""
-FLUSH_SECONDS = 5
-"""Time limit for clients to read finished responses at shutdown."""
 PROMPT_SHARE = 8
 """Share of the context that prompts take on average when the queue is full of tokens."""
-KEEP_ALIVE_SECONDS = 30
 FAILURE_NOTICE_SECONDS = 1.0
 """Seconds for which the server still responds after its engine has died."""
 RESTARTS, RESTART_SECONDS = 3, 300.0
@@ -59,19 +71,25 @@ SAME_SIGNAL_SECONDS = 0.1
 """Signals within this time after the first one count as the same."""
 FORCED_SECONDS = 0.5
 """Time limit for clients to read why their responses end, after a second signal."""
+SWITCH_SECONDS = 0.0005
+"""Seconds after which a thread yields the interpreter lock (Python: 0.005). The event loop releases
+the lock several times per request, and waits this long for it each time while a body is decoded.
+"""
 INCOMPLETE = "the server is shutting down; the answer is incomplete"
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Options of a server.
 
-    also: references of further models, "NAME=REF" or "REF". ready: callback that receives the URL
-    once the server accepts requests. admin_key: key for loading adapters over HTTP. keys: a keys
-    file. max_queue and max_queue_tokens: limits on unfinished sequences and their prompt tokens.
-    store: where files and batches are kept, "none" for a server without state. retention: time
-    after which they are deleted, None for no limit. Times are in seconds.
+    ready: callback that receives the URL once the server accepts requests. admin_key: key for
+    loading models and adapters over HTTP. model_root: folder that clients may
+    load models from. keys: a keys file. max_queue and max_queue_tokens: limits on
+    unfinished sequences and their prompt tokens. store: where files and batches are kept, "none"
+    for a server without state. retention: time after which they are deleted, None for no limit.
+    store_limit: limit on their bytes, None for no limit. workers: processes that serve HTTP; 1 is
+    the server's own.
+    Times are in seconds.
     """
 
     host: str = "127.0.0.1"
@@ -83,42 +101,68 @@ class Options:
     hang_timeout: float = PATIENCE
     restart: bool = True
     access_log: bool = False
+    log_format: Format = "text"
+    log_requests: str | Path | None = None
+    log_requests_size: int = LOG_BYTES
     admin_key: str | None = None
+    model_root: str | Path | None = None
     store: str = "memory"
     retention: float | None = RETENTION
+    store_limit: int | None = None
     keys: str | Path | None = None
     share_prefixes: bool = False
     open_metrics: bool = False
     max_queue: int | None = None
     max_queue_tokens: int | None = None
     max_wait: float | None = None
+    request_timeout: float | None = None
+    uds: str | Path | None = None
+    ssl_certfile: str | Path | None = None
+    ssl_keyfile: str | Path | None = None
+    root_path: str = ""
+    workers: int = 1
     plugin_paths: Sequence[str] = ()
     engine: Import = ENGINE
-    also: Sequence[str] = ()
     ready: Callable[[str], None] | None = None
 
 
-def serve(settings: Settings, **options: Any) -> int:
-    """Serve a model until a signal arrives. `options` are the fields of `Options`.
+def serve(models: Sequence[ModelOptions], **options: Any) -> int:
+    """Serve models until a signal arrives. `options` are the fields of `Options`.
 
-    Returns the exit code. Raises an OstroError if the server cannot start or its engine dies.
+    The first model is the default. Returns the exit code. Raises an OstroError if the server
+    cannot start or its engine dies.
     """
     start = time.perf_counter()
     parsed = Options(**options)
+    check_names(models)
+    check_workers(parsed, models)
     has_keys = bool(parsed.api_keys) or parsed.keys is not None
-    listener = listen(parsed.host, parsed.port, has_keys)
-    with contextlib.closing(listener):
-        return asyncio.run(Server(settings, parsed, listener, start).run())
+    open_certificate(parsed.ssl_certfile, parsed.ssl_keyfile)
+    opened: contextlib.AbstractContextManager[socket.socket]
+    if parsed.uds is None:
+        opened = contextlib.closing(listen(parsed.host, parsed.port, has_keys))
+    else:
+        opened = listen_unix(Path(parsed.uds))
+    sys.setswitchinterval(SWITCH_SECONDS)
+    with opened as listener:
+        return asyncio.run(Server(models, parsed, listener, start).run())
 
 
 class Server:
     """The server process: starts, supervises and stops the engine and the HTTP server."""
 
     def __init__(
-        self, settings: Settings, options: Options, listener: socket.socket, start: float
+        self,
+        models: Sequence[ModelOptions],
+        options: Options,
+        listener: socket.socket | None,
+        start: float,
     ) -> None:
-        """start: `time.perf_counter()` when start-up began."""
-        self.settings, self.options, self.listener = settings, options, listener
+        """listener: None for an application that another server serves. start:
+        `time.perf_counter()` when start-up began.
+        """
+        self.configured, self.options, self.listener = models, options, listener
+        self.settings = models[0].settings
         self.start = start
         self.ring = KeyRing.of(
             options.api_keys,
@@ -128,23 +172,63 @@ class Server:
         )
         self.plugins = PluginManager()
         self.engine = ProcessEngine(
-            settings, plugin_paths=options.plugin_paths, engine=options.engine
+            self.settings, plugin_paths=options.plugin_paths, engine=options.engine
         )
-        self.models: list[ServedModel] = []
         self.stop = asyncio.Event()
         self.stopped_at = 0.0
         self.forced: int | None = None
+        self.web: Web | WorkerPool | None = None
+        self.tracing: Tracing | None = None
+        self.body_log: BodyLog | None = None
+        if options.log_requests is not None:
+            self.body_log = BodyLog(Path(options.log_requests), options.log_requests_size)
 
     async def run(self) -> int:
         """Serve and return the exit code. The child starts first: it imports the most."""
         self.engine.spawn()
+        configure_log(self.options.log_format)
+        self.tracing = start_tracing()
         try:
             with self.signals():
                 return await self.work()
         finally:
             self.engine.kill()
+            if self.tracing is not None:
+                self.tracing.close()
+            if self.body_log is not None:
+                self.body_log.close()
 
     async def work(self) -> int:
+        """Serve on the listener until a signal arrives, and return the exit code."""
+        assert self.listener is not None
+        app = await self.open()
+        self.web = self.open_web(app)
+        web = asyncio.ensure_future(self.web.serve(sockets=[self.listener]))
+        try:
+            return await self.watch()
+        finally:
+            await self.close()
+            self.web.stop()
+            if self.forced is None:
+                await web
+            else:
+                await asyncio.wait({web}, timeout=FORCED_SECONDS)
+                web.cancel()
+
+    def open_web(self, app: FastAPI) -> Web | WorkerPool:
+        """Return what serves HTTP: this process, or workers."""
+        if self.options.workers == 1:
+            return Web.of(app, self.options.ssl_certfile, self.options.ssl_keyfile)
+        start = Start(
+            settings=self.settings,
+            options=options_of(self.options),
+            registry=self.plugins.registry(),
+            keys=self.ring.state,
+        )
+        return WorkerPool(app, self.ring, start, self.options.workers)
+
+    async def open(self) -> FastAPI:
+        """Open the store and return the application. Its models are not loaded yet."""
         self.plugins.load(self.settings, self.options.plugin_paths)
         self.engine.registry = self.plugins.registry()
         rows = self.options.max_queue or QUEUE * self.settings.max_seqs
@@ -153,6 +237,14 @@ class Server:
         self.engine.max_wait = self.options.max_wait
         self.engine.patience = self.options.hang_timeout
         self.service = Service(self.engine, *self.names(), resolves=self.settings.adapter_resolvers)
+        self.manager = ModelManager(
+            self.service,
+            self.configured,
+            lambda settings: in_thread(partial(find_ready, settings, self.plugins)),
+            lambda model: make_pipelines(model, self.engine, self.plugins),
+            self.plugins.collect("pipelines").keys(),
+        )
+        self.manager.on_loaded = self.note_context
         app = make_app(
             self.service,
             self.plugins,
@@ -160,27 +252,29 @@ class Server:
             hosts=None if self.ring.locked else self.options.allow_hosts,
             origins=self.options.cors_origins,
             adapter_root=self.settings.adapter_root,
+            model_root=self.options.model_root,
             open_metrics=self.options.open_metrics,
             access_log=self.options.access_log,
-            state=open_state(self.options.store, self.options.retention, self.plugins),
+            body_log=self.body_log,
+            observers=[] if self.tracing is None else [self.tracing],
+            root_path=self.options.root_path,
+            request_timeout=self.options.request_timeout,
+            state=open_state(
+                self.options.store,
+                self.options.retention,
+                self.plugins,
+                self.options.store_limit,
+            ),
         )
         self.documents: Documents = app.state.documents
         await self.documents.start()
         self.metrics: EngineMetrics = app.state.metrics
-        self.web = Web.of(app)
-        web = asyncio.ensure_future(self.web.serve(sockets=[self.listener]))
-        try:
-            return await self.watch()
-        finally:
-            for model in self.models:
-                model.close()
-            await self.documents.close()
-            self.web.should_exit = True
-            if self.forced is None:
-                await web
-            else:
-                await asyncio.wait({web}, timeout=FORCED_SECONDS)
-                web.cancel()
+        return app
+
+    async def close(self) -> None:
+        """Close the models and the store."""
+        self.manager.close()
+        await self.documents.close()
 
     async def watch(self) -> int:
         """Load, then wait for a signal or for the engine to end. Return the exit code."""
@@ -220,36 +314,60 @@ class Server:
 
     async def load(self) -> None:
         """Load the tokenizers and pipelines here, and the weights in the engine process."""
-        each_settings = self.model_settings()
-        found = [await in_thread(partial(find_ready, each, self.plugins)) for each in each_settings]
+        found = await self.manager.find_all()
         with loading() as report:
             following = asyncio.ensure_future(self.follow(report))
             try:
-                info = await self.engine.load([model.load for model in found])
+                info = await self.load_engine(found)
+                await self.manager.start(found, info.models)
             finally:
                 following.cancel()
-        self.service.takes_media = any(
-            "text" in model.tasks and model.architecture.inputs is not None for model in found
-        )
-        if self.admission.max_tokens is None:
-            context = max(facts.context for facts in info.models.values())
-            self.admission.max_tokens = self.admission.max_rows * context // PROMPT_SHARE
         await self.service.refresh_adapters()
-        self.models = [model.ready(info.models[model.name]) for model in found]
-        for model in self.models:
-            pipelines = make_pipelines(model, self.engine, self.plugins)
-            self.service.models[model.name] = pipelines
         if self.settings.explain:
             print("\n".join(info.explain), file=sys.stderr)
-        for model in self.models:
+        for model in self.service.served.values():
             if "text" in self.service.models[model.name]:
-                print(f"ostro: {model.name}: sampling: {model.sampling}", file=sys.stderr)
-        url, seconds = url_of(self.listener), time.perf_counter() - self.start
-        names = ", ".join(self.service.names)
-        print(f"ostro: {names} at {url}/v1, ready in {seconds:.1f} s", file=sys.stderr)
-        self.documents.run_batches()
+                log.info("%s: sampling: %s", model.name, model.sampling)
+        if isinstance(self.web, WorkerPool):
+            await self.web.publish(None)
+        url = self.announce()
+        self.documents.run_jobs()
+        notify("READY=1")
         if self.options.ready is not None:
             self.options.ready(url)
+
+    def announce(self) -> str:
+        """Log what is served where, and return the URL; it is empty without a listener."""
+        names = ", ".join(n for n in self.service.names if self.manager.state(n) != "failed")
+        seconds = time.perf_counter() - self.start
+        url = where = ""
+        if self.listener is not None:
+            url = url_of(self.listener, "https" if self.options.ssl_certfile else "http")
+            where = f" at {url}" if self.options.uds else f" at {url}/v1"
+        log.info("%s%s, ready in %.1f s", names, where, seconds)
+        return url
+
+    async def load_engine(self, models: Sequence[ServedModel]) -> Ready:
+        """Load models in the engine process; none if one of several fails.
+
+        Raises the error of a server's only model.
+        """
+        try:
+            return await self.engine.load([model.load for model in models])
+        except OstroError as error:
+            if len(self.configured) == 1 or self.forced is not None:
+                raise
+            log.error("%s; loading the models one by one", error)
+        self.engine.kill()
+        await asyncio.sleep(0)  # the loss of the connection is scheduled: it ends no new engine
+        self.engine.spawn()
+        return await self.engine.load([])
+
+    def note_context(self, info: ModelInfo) -> None:
+        """Raise the default limit on prompt tokens to that of a loaded model."""
+        if self.options.max_queue_tokens is None:
+            tokens = self.admission.max_rows * info.context // PROMPT_SHARE
+            self.admission.max_tokens = max(tokens, self.admission.max_tokens or 0)
 
     async def follow(self, report: ProgressCallback) -> None:
         """Report the engine's progress until cancelled."""
@@ -259,60 +377,80 @@ class Server:
                 report(progress.what, progress.done, progress.total)
             await asyncio.sleep(REDRAW_SECONDS)
 
-    def model_settings(self) -> list[Settings]:
-        """Return the settings of all models, the default first."""
-        further = [additional_settings(self.settings, other) for other in self.options.also]
-        return [self.settings, *further]
-
     def names(self) -> list[str]:
-        """Return the names of all models. Raises UsageError for duplicates."""
-        names = [name_of(each) for each in self.model_settings()]
-        if len(set(names)) < len(names):
-            raise UsageError(f"duplicate model names: {', '.join(names)}; use --also NAME=REF")
-        return names
+        """Return the names of all models."""
+        return [name_of(each.settings) for each in self.configured]
 
     async def reload(self) -> None:
         """Restart the engine process and register its adapters."""
-        self.metrics.requests.restarts.inc()
+        self.metrics.requests.restarts += 1
         self.service.behind = True
         self.engine.spawn()
-        await self.engine.load([model.load for model in self.models])
+        await self.engine.load(self.manager.specs)
         await self.service.restore()
+        if isinstance(self.web, WorkerPool):
+            await self.web.publish()
+        log.info("the engine is ready again")
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """Handle SIGTERM and SIGINT within the block, if this is the main thread."""
+        """Handle SIGTERM, SIGINT and SIGHUP within the block, if this is the main thread."""
         loop = asyncio.get_running_loop()
         in_main = threading.current_thread() is threading.main_thread()
-        numbers = (signal.SIGTERM, signal.SIGINT) if in_main else ()
+        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if in_main else ()
         for number in numbers:
             loop.add_signal_handler(number, self.on_signal, number)
-        if in_main and self.ring.file is not None:
-            loop.add_signal_handler(signal.SIGHUP, lambda: in_thread(self.reload_keys))
-            numbers = (*numbers, signal.SIGHUP)
         try:
             yield
         finally:
             for number in numbers:
                 loop.remove_signal_handler(number)
 
+    def reload_files(self) -> None:
+        """Read the keys file and the certificate again."""
+        if self.ring.file is None and self.options.ssl_certfile is None:
+            log.warning("SIGHUP: there is no keys file and no certificate to read again")
+        self.reload_certificate()
+        self.reload_keys()
+
+    def reload_certificate(self) -> None:
+        """Use the files of the certificate for new connections, unless they are invalid."""
+        try:
+            context = open_certificate(self.options.ssl_certfile, self.options.ssl_keyfile)
+        except UsageError as error:
+            log.error("%s; the certificate is unchanged", error)
+            return
+        if context is not None and self.web is not None:  # else it is read when the server starts
+            self.web.use(context)
+            log.info("--ssl-certfile %s is read again", self.options.ssl_certfile)
+
     def reload_keys(self) -> None:
         """Read the keys file again. The keys stay if it is malformed."""
+        if self.ring.file is None:
+            return
         try:
             self.ring.reload()
         except UsageError as error:
             log.error("%s; the keys are unchanged", error)
         else:
-            log.warning("--keys %s: %d keys", self.ring.file, len(self.ring.keys))
+            log.info("--keys %s: %d keys", self.ring.file, len(self.ring.keys))
 
     def on_signal(self, number: int) -> None:
-        """Drain on the first signal, exit at once on the second.
+        """Read files again on SIGHUP. Drain on the first other signal, exit on the second.
 
         `timeout` signals this process and its group: two signals at once count as one.
         """
+        if number == signal.SIGHUP:
+            reloading = in_thread(self.reload_files)
+            if isinstance(self.web, WorkerPool):
+                reloading.add_done_callback(self.web.renew)
+            return
         now = time.monotonic()
         if not self.stop.is_set():
             self.stopped_at = now
+            notify("STOPPING=1")
+            name, requests = signal.Signals(number).name, self.engine.requests
+            log.info("%s: stopping; %d requests are running", name, requests)
         elif now - self.stopped_at > SAME_SIGNAL_SECONDS:
             self.forced = 128 + number
             self.engine.abort_all(Overloaded(INCOMPLETE))
@@ -321,7 +459,7 @@ class Server:
 
     async def finish(self) -> int:
         """Wait for unfinished requests until the drain timeout, then stop the engine."""
-        await self.documents.stop_batches()
+        await self.documents.stop_jobs()
         if not await self.engine.drain(self.options.drain_timeout) and self.forced is None:
             log.warning("%d requests did not finish in time", self.engine.requests)
         self.engine.abort_all(Overloaded(INCOMPLETE))
@@ -337,79 +475,3 @@ def find_ready(settings: Settings, plugins: PluginManager) -> ServedModel:
         with contextlib.suppress(TemplateError):
             model.template.render([{"role": "user", "content": "hello"}])
     return model
-
-
-class Web(uvicorn.Server):
-    """uvicorn's server with limits; it handles no signals and configures no logging."""
-
-    @classmethod
-    def of(cls, app: FastAPI) -> Web:
-        """Return a server of an application that is not running yet."""
-        logging.getLogger("uvicorn.error").addFilter(is_no_cancellation)
-        return cls(
-            uvicorn.Config(
-                app,
-                http=Protocol,
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                timeout_keep_alive=KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=FLUSH_SECONDS,
-            )
-        )
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Do not capture signals: `Server` installs the handlers."""
-        yield
-
-
-def is_no_cancellation(record: logging.LogRecord) -> bool:
-    """Return whether a record is not about a request that the server cancelled at its exit."""
-    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
-
-
-def additional_settings(settings: Settings, reference: str) -> Settings:
-    """Return the settings of a further model: those of the first without model and adapters."""
-    name, equals, rest = reference.partition("=")
-    is_named = bool(equals) and not Path(reference).exists()
-    return replace(
-        settings,
-        reference=rest if is_named else reference,
-        name=name if is_named else None,
-        arch=None,
-        task=None,
-        tokenizer=None,
-        chat_template=None,
-        revision=None,
-        adapters=(),
-        adapter_folder=None,
-    )
-
-
-def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
-    """Run blocking work in a daemon thread: unlike an executor's, it does not delay the exit."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def set_outcome(result: T | None, error: BaseException | None) -> None:
-        if future.cancelled():
-            return
-        if error is None:
-            future.set_result(result)  # type: ignore[arg-type]
-        else:
-            future.set_exception(error)
-
-    def run() -> None:
-        outcome: tuple[T | None, BaseException | None]
-        try:
-            outcome = (work(), None)
-        except BaseException as error:
-            outcome = (None, error)
-        with contextlib.suppress(RuntimeError):  # the loop has closed meanwhile
-            loop.call_soon_threadsafe(set_outcome, *outcome)
-
-    threading.Thread(target=run, daemon=True).start()
-    return future

@@ -7,7 +7,7 @@ every pipeline is bound by it, whatever the pipeline takes from the client.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from ostro.core.engine.request import Output, PoolingRequest, Request, TokenOutput, TokenRequest
 from ostro.core.errors import Overloaded
 from ostro.entrypoints.operations.caller import ANYONE, Caller
-from ostro.entrypoints.operations.quotas import Quota, Reservation
+from ostro.entrypoints.operations.quotas import Quota, Reservation, Taken
 
 
 @dataclass(eq=False)
@@ -27,12 +27,20 @@ class Claim:
 
     caller, quota  the caller and the use of its limits
     rows, tokens   choices or inputs, and prompt tokens, of its requests in the engine
+    taken          what it took of the requests per minute
+    releases       called when the request has ended
     """
 
     caller: Caller = ANYONE
     quota: Quota = field(default_factory=Quota)
     rows: int = 0
     tokens: int = 0
+    taken: Taken | None = None
+    releases: list[Callable[[], object]] = field(default_factory=list)
+
+    def give_back(self) -> None:
+        """Count the request towards no limit, since it is repeated."""
+        self.quota.give_back(self.taken)
 
 
 CLAIM: ContextVar[Claim | None] = ContextVar("CLAIM", default=None)
@@ -46,25 +54,29 @@ def claim(caller: Caller, quota: Quota | None = None) -> Iterator[Claim]:
     Work that outlives the block still counts towards the caller's tokens.
     """
     found = Claim(caller) if quota is None else Claim(caller, quota)
-    found.quota.enter()
+    found.taken = found.quota.enter()
     token = CLAIM.set(found)
     try:
         yield found
     finally:
         CLAIM.reset(token)
         found.quota.leave()
+        for release in found.releases:
+            release()
 
 
 class Admission:
     """Admits requests to the engine: limits what is under way, running and waiting together.
 
     A client's request that exceeds a limit by itself is admitted while there is no other.
+    `refused` counts the requests that a limit has refused.
     """
 
     def __init__(self, rows: int = 1024, tokens: int | None = None) -> None:
         """rows: choices and inputs. tokens: of their prompts, None for no limit."""
         self.max_rows, self.max_tokens = rows, tokens
         self.rows = self.tokens = 0
+        self.refused = {"sequences": 0, "tokens": 0}
 
     def check(self) -> None:
         """Raise Overloaded if no further request is admitted now."""
@@ -82,11 +94,13 @@ class Admission:
         if self.rows == own.rows:  # nothing else is under way
             return
         if self.rows + rows > self.max_rows:
+            self.refused["sequences"] += 1
             raise Overloaded(
                 f"{self.rows} sequences are under way, the limit is {self.max_rows}; the request "
                 f"needs {rows}; try again later"
             )
         if self.max_tokens is not None and self.tokens + tokens > self.max_tokens:
+            self.refused["tokens"] += 1
             raise Overloaded(
                 f"prompts of {self.tokens} tokens are under way, the limit is {self.max_tokens}; "
                 f"the request has {tokens}; try again later"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import Annotated, BinaryIO, Literal
 
 import msgspec
 
@@ -19,15 +19,18 @@ GROUP_BYTES = 1 << 20
 """Bytes of lines that are read at a time."""
 PAGE = 16
 """Results that are read at a time."""
+EXPIRED, CANCELLED = "batch_expired", "batch_cancelled"
+"""Codes of errors of requests that did not run."""
+FALSE, NULL = msgspec.Raw(b"false"), msgspec.Raw(b"null")
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A request of a batch."""
+    """A request of a batch. The route decodes the JSON of the fields of its body."""
 
     custom_id: Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
     method: Literal["POST"]
     url: str
-    body: dict[str, Any]
+    body: dict[str, msgspec.Raw]
 
 
 class LineResponse(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,11 +63,17 @@ class LineResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Tokens(msgspec.Struct, kw_only=True):
-    """The fields `usage` of the responses of all routes."""
+    """The fields `usage` of the responses of all routes.
+
+    Responses count input and output, the others prompt and completion.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     prompt_tokens_details: dict[str, int | None] | None = None
+    input_tokens: int = 0
+    output_tokens: int = 0
+    input_tokens_details: dict[str, int | None] | None = None
 
 
 class _Answer(msgspec.Struct, kw_only=True):
@@ -113,21 +122,22 @@ def read_group(file: BinaryIO) -> list[bytes]:
     return lines
 
 
-def parse_line(data: bytes, endpoint: str) -> Line | LineError:
-    """Return the request of a line, or what is wrong with it."""
+def parse_line(data: bytes, endpoint: str | None) -> Line | LineError:
+    """Return the request of a line, or what is wrong with it. endpoint: its route, None for any."""
     if len(data) > MAX_LINE:
         return LineError(code="line_too_long", message=f"the line exceeds {MAX_LINE} bytes")
     try:
         line = msgspec.json.decode(data, type=Line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         return LineError(code="invalid_line", message=f"the line is invalid: {error}"[:500])
-    if line.url != endpoint:
+    if endpoint is not None and line.url != endpoint:
         return LineError(
             code="mismatched_endpoint",
             message=f"the url is {line.url!r:.100}, that of the batch {endpoint!r}",
         )
-    if line.body.get("stream"):
-        return LineError(code="unsupported", message="stream is not supported in a batch")
+    for name in ("stream", "background"):
+        if line.body.get(name, FALSE) not in (FALSE, NULL):
+            return LineError(code="unsupported", message=f"{name} is not supported in a batch")
     return line
 
 
@@ -150,16 +160,21 @@ def usage_of(result: LineResult) -> tuple[str | None, BatchUsage]:
     except msgspec.MsgspecError:
         return None, BatchUsage()
     used = answer.usage or _Tokens()
-    cached = (used.prompt_tokens_details or {}).get("cached_tokens") or 0
+    details = used.prompt_tokens_details or used.input_tokens_details or {}
     return answer.model, BatchUsage(
-        input=used.prompt_tokens, cached=cached, output=used.completion_tokens
+        input=used.prompt_tokens or used.input_tokens,
+        cached=details.get("cached_tokens") or 0,
+        output=used.completion_tokens or used.output_tokens,
     )
 
 
 def add_result(batch: Batch, result: LineResult) -> Batch:
     """Return a batch that counts one more result."""
     if not result.ok:
-        return msgspec.structs.replace(batch, failed=batch.failed + 1)
+        unrun = result.error is not None and result.error.code in (EXPIRED, CANCELLED)
+        return msgspec.structs.replace(
+            batch, failed=batch.failed + 1, unrun=batch.unrun + int(unrun)
+        )
     model, used = usage_of(result)
     before = batch.usage
     return msgspec.structs.replace(

@@ -1,7 +1,7 @@
 """Runs batches: one server at a time works on a batch, and another one continues after its end.
 
 Each result is stored when its request ends, so that a request whose result is stored never runs
-again. A lease in the batch's job keeps other servers away; it ends if the server does.
+again.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from functools import partial
-from secrets import token_hex
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from ostro.core.errors import DocumentNotFound, OstroError, StoreConflict, StoreError
+from ostro.core.errors import DocumentNotFound, OstroError, StoreConflict
 from ostro.core.store import new_id
 from ostro.entrypoints.operations.batch_lines import (
+    CANCELLED,
+    EXPIRED,
     MAX_LINES,
     Line,
     LineError,
@@ -39,16 +39,16 @@ from ostro.entrypoints.operations.batch_lines import (
 from ostro.entrypoints.operations.batches import (
     ENDED,
     JOB_KIND,
-    KIND,
     Batch,
     BatchFault,
     BatchUsage,
-    Job,
     Status,
+    kind_of,
 )
 from ostro.entrypoints.operations.caller import Caller
 from ostro.entrypoints.operations.files import KIND as FILE_KIND
 from ostro.entrypoints.operations.files import File, Files, seconds_of
+from ostro.entrypoints.operations.jobs import LEASE_SECONDS, POLL_SECONDS, JobRunner
 from ostro.entrypoints.operations.state import State
 
 log = logging.getLogger(__name__)
@@ -56,22 +56,34 @@ SLOTS = 16
 """Requests of batches that run at once."""
 MAX_RUNNING = 8
 """Batches that run at once."""
-POLL_SECONDS, LEASE_SECONDS, PROGRESS_SECONDS = 10.0, 30.0, 1.0
-"""Intervals: search for batches, length of a lease, update of the progress."""
+PROGRESS_SECONDS = 1.0
+"""Interval at which the progress of a batch is stored."""
 MAX_OUTPUT = 1 << 40
 """Limit on the bytes of a file of results."""
 RETRY_SECONDS = 0.5, 30.0
 """First and longest wait before a request is repeated for which the server had no capacity."""
-BUSY = (429, 503)
-"""Statuses of such requests."""
 Execute = Callable[[str, Mapping[str, Any], str], Awaitable[tuple[int, bytes]]]
 """Runs a request: its route, its body and the caller's name give the status and the JSON of a
-response. The permissions are those that the caller has when the request runs.
+response. The permissions and limits are those that the caller has when the request runs. Raises
+`Busy`.
 """
 
 
-class BatchRunner:
+class Busy(Exception):
+    """The server, or a limit of the caller, has no room for a request now.
+
+    `seconds`: when there will be, None if that is unknown.
+    """
+
+    def __init__(self, seconds: float | None = None) -> None:
+        super().__init__(seconds)
+        self.seconds = seconds
+
+
+class BatchRunner(JobRunner):
     """Runs the batches of all callers until `run` is cancelled."""
+
+    kind, name, most = JOB_KIND, "batch", MAX_RUNNING
 
     def __init__(
         self,
@@ -84,98 +96,19 @@ class BatchRunner:
         lease: float = LEASE_SECONDS,
     ) -> None:
         """slots: requests that run at once. poll, lease: seconds."""
-        self.state, self.files, self.execute = state, files, execute
-        self.poll, self.lease = poll, lease
-        self.server = token_hex(8)
+        super().__init__(state, poll=poll, lease=lease)
+        self.files, self.execute = files, execute
         self.slots = asyncio.Semaphore(slots)
-        self.changed = asyncio.Event()
-        self.running: dict[str, asyncio.Task[None]] = {}
-
-    def notify(self) -> None:
-        """Look for new and cancelled batches now."""
-        self.changed.set()
-
-    async def run(self) -> None:
-        """Run batches until cancelled. Their leases then end, and another server continues."""
-        try:
-            while True:
-                self.changed.clear()
-                try:
-                    await self.take()
-                except StoreError as error:
-                    log.warning("batches cannot be read: %s", error)
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self.changed.wait(), self.poll)
-        finally:
-            tasks = [*self.running.values()]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def take(self) -> None:
-        """Start the batches that no server works on, oldest first."""
-        page = await self.state.list(None, JOB_KIND, Job, limit=1000, descending=False)
-        for each in page.items:
-            owner, id = each.document.owner, each.document.id
-            if id in self.running or len(self.running) >= MAX_RUNNING:
-                continue
-            if await self.claim(owner, id):
-                task = asyncio.create_task(self.work(owner, id))
-                self.running[id] = task
-                task.add_done_callback(partial(self.release, id))
-
-    def release(self, id: str, _: asyncio.Task[None]) -> None:
-        """Forget a task that has ended."""
-        del self.running[id]
-        self.changed.set()
-
-    async def claim(self, owner: str, id: str, seconds: float | None = None) -> bool:
-        """Take or renew the lease of a batch. False if another server has it or it is gone."""
-        now = time.time()
-        until = now + (self.lease if seconds is None else seconds)
-
-        def extend(job: Job) -> Job:
-            if job.server != self.server and now < job.until < now + 10 * self.lease:
-                return job
-            return replace(job, server=self.server, until=until)
-
-        try:
-            job = await self.state.change(owner, JOB_KIND, id, Job, extend)
-        except (DocumentNotFound, StoreConflict):
-            return False
-        return job.server == self.server
 
     async def work(self, owner: str, id: str) -> None:
-        """Run a batch whose lease is held, and renew the lease meanwhile."""
-        work = asyncio.ensure_future(BatchRun(self, owner, id).run())
-        try:
-            while not work.done():
-                await asyncio.wait({work}, timeout=self.lease / 3)
-                held = work.done() or await self.claim(owner, id)
-                if not held and not work.done():  # the end of a batch deletes its job
-                    log.warning("batch %s is continued by another server", id)
-                    return
-            await work
-        except DocumentNotFound:  # the batch was deleted
-            await self.forget(owner, id)
-        except StoreError as error:
-            log.error("batch %s waits for the store: %s", id, error)
-            await asyncio.sleep(self.poll)
-        except Exception:
-            log.exception("batch %s has stopped; it is tried again", id)
-            await asyncio.sleep(self.poll)
-        finally:
-            if not work.done():
-                work.cancel()
-                await asyncio.gather(work, return_exceptions=True)
-                with suppress(OstroError):
-                    await self.claim(owner, id, 0.0)
+        """Run a batch to its end."""
+        await BatchRun(self, owner, id).run()
 
     async def forget(self, owner: str, id: str) -> None:
         """Delete the job and the results of a batch."""
         with suppress(OstroError):
             await self.state.delete(owner, line_kind(id))
-            await self.state.delete(owner, JOB_KIND, id)
+        await super().forget(owner, id)
 
 
 @dataclass
@@ -189,6 +122,13 @@ class BatchRun:
     counts: Batch = field(init=False)
     done: set[str] = field(default_factory=set)
     names: set[str | None] = field(default_factory=set)
+    room: asyncio.Event = field(default_factory=asyncio.Event)
+    """Whether the last request to end found room; no other one begins before."""
+
+    @property
+    def kind(self) -> str:
+        """The kind of the batch's document."""
+        return kind_of(self.id)
 
     @property
     def state(self) -> State:
@@ -197,7 +137,7 @@ class BatchRun:
 
     async def run(self) -> None:
         """Run the batch to its end. Raises DocumentNotFound if it is deleted, and StoreError."""
-        self.batch = (await self.state.get(self.owner, KIND, self.id, Batch)).value
+        self.batch = (await self.state.get(self.owner, self.kind, self.id, Batch)).value
         if self.batch.status not in ENDED:
             await self.read_results()
             try:
@@ -212,7 +152,7 @@ class BatchRun:
 
     async def change(self, function: Callable[[Batch], Batch]) -> None:
         """Change the stored batch."""
-        self.batch = await self.state.change(self.owner, KIND, self.id, Batch, function)
+        self.batch = await self.state.change(self.owner, self.kind, self.id, Batch, function)
 
     async def enter(self, status: Status, **fields: Any) -> None:
         """Change the status, unless a client has cancelled the batch meanwhile."""
@@ -230,10 +170,13 @@ class BatchRun:
         await self.change(lambda batch: replace(batch, faults=[reason]))
 
     async def lines(self) -> AsyncGenerator[tuple[int, bytes], None]:
-        """Return the lines of the input file. Raises InputLost if it is deleted."""
-        id = self.batch.request.input_file_id
+        """Return the lines of the requests. Raises InputLost if their file is deleted."""
+        request = self.batch.request
+        if request is None:
+            own = await self.state.get(self.owner, self.kind, self.id, Batch)
+            return read_lines(await self.state.open_blob(own.document))
         try:
-            found = await self.state.get(self.owner, FILE_KIND, id, File)
+            found = await self.state.get(self.owner, FILE_KIND, request.input_file_id, File)
             return read_lines(await self.state.open_blob(found.document))
         except DocumentNotFound:
             raise InputLost from None
@@ -254,7 +197,8 @@ class BatchRun:
 
     async def read_results(self) -> None:
         """Count the results that exist, and remember their requests."""
-        self.counts = replace(self.batch, completed=0, failed=0, usage=BatchUsage(), model=None)
+        none = {"completed": 0, "failed": 0, "unrun": 0, "usage": BatchUsage(), "model": None}
+        self.counts = replace(self.batch, **none)
         async for id, result in stored_results(self.state, self.owner, self.batch):
             self.add(id, result)
 
@@ -281,8 +225,8 @@ class BatchRun:
         if not feeding.cancelled():
             await feeding
         await self.read_results()  # a cancelled request may have stored its result
-        if self.is_late():
-            await self.feed(LineError(code="batch_expired", message="the batch has expired"))
+        if self.batch.status == "in_progress" and self.is_late():
+            await self.feed(LineError(code=EXPIRED, message="the batch has expired"))
         await self.report()
 
     def is_late(self) -> bool:
@@ -292,7 +236,7 @@ class BatchRun:
     async def report(self) -> None:
         """Store the progress."""
         now = self.counts
-        fields = {"completed": now.completed, "failed": now.failed}
+        fields = {"completed": now.completed, "failed": now.failed, "unrun": now.unrun}
 
         def report(batch: Batch) -> Batch:
             if batch.status not in ("in_progress", "cancelling"):  # another server ends it
@@ -306,6 +250,7 @@ class BatchRun:
 
         error: the result to store instead of running them.
         """
+        self.room.set()
         try:
             async with asyncio.TaskGroup() as group, aclosing(await self.lines()) as lines:
                 async for number, data in lines:
@@ -315,15 +260,17 @@ class BatchRun:
                     if isinstance(line, LineError):
                         await self.store(number, custom_id_of(data), error=line)
                         continue
-                    await self.runner.slots.acquire()
-                    task = group.create_task(self.execute(number, line))
-                    task.add_done_callback(lambda _: self.runner.slots.release())
+                    await self.room.wait()
+                    begun = asyncio.Event()
+                    group.create_task(self.execute(number, line, begun))
+                    await begun.wait()
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
 
     def parse(self, data: bytes) -> Line | LineError:
         """Return the request of a line, or what is wrong with it."""
-        line = parse_line(data, self.batch.request.endpoint)
+        request = self.batch.request
+        line = parse_line(data, None if request is None else request.endpoint)
         if isinstance(line, Line):
             if line.custom_id in self.names:
                 text = f"the custom_id {line.custom_id!r:.100} is used twice"
@@ -331,15 +278,24 @@ class BatchRun:
             self.names.add(line.custom_id)
         return line
 
-    async def execute(self, number: int, line: Line) -> None:
-        """Run a request and store its result. A request without capacity is repeated."""
+    async def execute(self, number: int, line: Line, begun: asyncio.Event) -> None:
+        """Run a request and store its result. begun: set once the request has a slot.
+
+        A request without room gives back its slot and is repeated.
+        """
         wait, longest = RETRY_SECONDS
         while True:
-            status, body = await self.runner.execute(line.url, line.body, self.owner)
-            if status not in BUSY:
-                break
-            await asyncio.sleep(wait)
+            async with self.runner.slots:
+                begun.set()
+                try:
+                    status, body = await self.runner.execute(line.url, line.body, self.owner)
+                    break
+                except Busy as busy:
+                    seconds = wait if busy.seconds is None else busy.seconds
+            self.room.clear()
+            await asyncio.sleep(seconds)
             wait = min(longest, 2 * wait)
+        self.room.set()
         response = LineResponse(
             status_code=status, request_id=new_id("req_"), body=msgspec.Raw(body)
         )
@@ -354,7 +310,7 @@ class BatchRun:
             self.add(id, result)
 
     async def finish(self) -> None:
-        """Write the files of the results, and end the batch."""
+        """Write the results, and end the batch."""
         expired = self.batch.status == "in_progress" and self.is_late()
         if self.batch.status == "in_progress" and not self.batch.faults:
             await self.enter("finalizing")
@@ -363,19 +319,47 @@ class BatchRun:
             end = "failed"
         elif self.batch.status == "cancelling":
             end = "cancelled"
+        if self.batch.request is None:
+            await self.replace_requests(end)
+        else:
+            await self.write_files(end)
+
+    async def replace_requests(self, end: Status) -> None:
+        """Write the results in the place of the requests, and end the batch."""
+        if end == "cancelled":
+            await self.feed(LineError(code=CANCELLED, message="the batch was cancelled"))
+            await self.report()
+        async with self.state.writing_blob() as blob:
+            async for _, result in stored_results(self.state, self.owner, self.batch):
+                await blob.write(msgspec.json.encode(result) + b"\n")
+
+        def finish(batch: Batch) -> Batch:
+            return batch if batch.status in ENDED else batch.to(end)
+
+        try:
+            await self.state.change(self.owner, self.kind, self.id, Batch, finish, blob=blob.name)
+        except BaseException:
+            await self.state.discard_blob(blob)
+            raise
+
+    async def write_files(self, end: Status) -> None:
+        """Write the files of the results, and end the batch."""
         output = await self.write("output", ok=True) if self.counts.completed else None
         errors = await self.write("error", ok=False) if self.counts.failed else None
         await self.enter(end, output_file=output, error_file=errors)
 
     async def write(self, name: str, ok: bool) -> str:
         """Write a file of results and return its id, which is the same after a restart."""
+        request = self.batch.request
+        assert request is not None
         file = await self.runner.files.write(
             f"{self.id}_{name}.jsonl",
             "batch_output",
             encode_results(self.state, self.owner, self.batch, ok),
             Caller(name=self.owner),
-            lifetime=seconds_of(self.batch.request.output_expires_after),
+            lifetime=seconds_of(request.output_expires_after),
             limit=MAX_OUTPUT,
+            limited=False,
             id=f"file-{self.id[-32:-1]}{0 if ok else 1}",
         )
         return file.id

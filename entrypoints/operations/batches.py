@@ -10,13 +10,15 @@ from typing import Annotated, Literal
 import msgspec
 
 from ostro.core.errors import RequestError
+from ostro.core.pipeline import Metadata
 from ostro.core.store import new_id
 from ostro.entrypoints.operations.caller import ANYONE, Caller
 from ostro.entrypoints.operations.files import KIND as FILE_KIND
 from ostro.entrypoints.operations.files import ExpiresAfter, File
-from ostro.entrypoints.operations.state import State
+from ostro.entrypoints.operations.jobs import Job
+from ostro.entrypoints.operations.state import AsyncBlob, State
 
-KIND, JOB_KIND, PREFIX = "batch", "batch_job", "batch_"
+KIND, JOB_KIND = "batch", "batch_job"
 WINDOW_SECONDS = 86400
 """Time in which a batch must end: 24 hours."""
 MAX_PAGE = 100
@@ -26,11 +28,8 @@ Status = Literal[
     "cancelled",
 ]  # fmt: skip
 ENDED: tuple[Status, ...] = ("failed", "completed", "expired", "cancelled")
-Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
+Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
 """The routes whose requests a batch may contain."""
-MetadataKey = Annotated[str, msgspec.Meta(max_length=64)]
-MetadataValue = Annotated[str, msgspec.Meta(max_length=512)]
-Metadata = Annotated[Mapping[MetadataKey, MetadataValue], msgspec.Meta(max_length=16)]
 
 
 class BatchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,22 +69,31 @@ class BatchUsage(msgspec.Struct, frozen=True, kw_only=True):
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """A batch. `times` has the seconds since 1970 at which it reached each status.
 
-    total, completed and failed count its requests; `model` is that of the first response.
+    `request` names the file of its requests. It is None for a batch of `RequestBatches`: the blob
+    of the document has the requests, and their results after the end. total, completed and failed
+    count requests; `unrun` counts those that failed because the batch was cancelled or expired.
+    `model` is that of the first response.
     """
 
     id: str
-    request: BatchRequest
+    request: BatchRequest | None = None
     created: int
     status: Status = "validating"
     times: Mapping[str, int] = msgspec.field(default_factory=dict)
     total: int = 0
     completed: int = 0
     failed: int = 0
+    unrun: int = 0
     usage: BatchUsage = BatchUsage()
     model: str | None = None
     faults: Sequence[BatchFault] = ()
     output_file: str | None = None
     error_file: str | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended."""
+        return self.status in ENDED
 
     @property
     def expires(self) -> int:
@@ -98,13 +106,6 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, status=status, times=times, **fields)
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch that has not ended. One server at a time works on it: `server`, until `until`."""
-
-    server: str = ""
-    until: float = 0.0
-
-
 @dataclass(frozen=True)
 class BatchPage:
     """A part of a list of batches, and whether more follow."""
@@ -113,12 +114,21 @@ class BatchPage:
     has_more: bool
 
 
+def kind_of(id: str) -> str:
+    """Return the kind of the document of a batch."""
+    return id.rpartition("_")[0]
+
+
 class Batches:
     """The batches of callers. Methods raise as `State`; a caller finds its own batches only."""
 
-    def __init__(self, state: State, notify: Callable[[], None] = lambda: None) -> None:
-        """notify: called after a batch is created or cancelled."""
-        self.state, self.notify = state, notify
+    def __init__(
+        self, state: State, notify: Callable[[], None] = lambda: None, kind: str = KIND
+    ) -> None:
+        """notify: called after a batch is created or cancelled. kind: that of the documents, and
+        the start of their ids before an underscore.
+        """
+        self.state, self.notify, self.kind = state, notify, kind
 
     async def create(self, request: BatchRequest, caller: Caller = ANYONE) -> Batch:
         """Begin a batch. Raises DocumentNotFound without its file, RequestError for its purpose."""
@@ -128,8 +138,12 @@ class Batches:
                 f"the file has the purpose {file.purpose!r}, expected 'batch'",
                 param="input_file_id",
             )
-        batch = Batch(id=new_id(PREFIX), request=request, created=int(time.time()))
-        await self.state.put(caller.name, KIND, batch.id, batch)
+        batch = Batch(id=new_id(f"{self.kind}_"), request=request, created=int(time.time()))
+        return await self.begin(batch, caller)
+
+    async def begin(self, batch: Batch, caller: Caller, blob: AsyncBlob | None = None) -> Batch:
+        """Store a batch and its job. blob: its requests."""
+        await self.state.put(caller.name, self.kind, batch.id, batch, blob=blob, limited=True)
         await self.state.put(caller.name, JOB_KIND, batch.id, Job())
         self.notify()
         return batch
@@ -137,13 +151,13 @@ class Batches:
     async def list(self, request: BatchListRequest, caller: Caller = ANYONE) -> BatchPage:
         """Return a page of batches, newest first. Raises RequestError for an invalid cursor."""
         page = await self.state.list(
-            caller.name, KIND, Batch, after=request.after, limit=request.limit
+            caller.name, self.kind, Batch, after=request.after, limit=request.limit
         )
         return BatchPage([each.value for each in page.items], page.has_more)
 
     async def get(self, id: str, caller: Caller = ANYONE) -> Batch:
         """Return a batch."""
-        return (await self.state.get(caller.name, KIND, id, Batch)).value
+        return (await self.state.get(caller.name, self.kind, id, Batch)).value
 
     async def cancel(self, id: str, caller: Caller = ANYONE) -> Batch:
         """Cancel a batch. The results of its finished requests become available.
@@ -158,6 +172,6 @@ class Batches:
                 return batch
             return batch.to("cancelling")
 
-        cancelled = await self.state.change(caller.name, KIND, id, Batch, cancel)
+        cancelled = await self.state.change(caller.name, self.kind, id, Batch, cancel)
         self.notify()
         return cancelled

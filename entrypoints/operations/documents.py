@@ -1,4 +1,4 @@
-"""The operations on stored documents: files, uploads and batches."""
+"""The operations on stored documents: files, uploads, batches, responses and conversations."""
 
 from __future__ import annotations
 
@@ -7,38 +7,57 @@ import asyncio
 from ostro.entrypoints.operations.batch_runner import BatchRunner, Execute
 from ostro.entrypoints.operations.batches import Batches
 from ostro.entrypoints.operations.files import Files
+from ostro.entrypoints.operations.operations import Operations
+from ostro.entrypoints.operations.request_batches import RequestBatches
+from ostro.entrypoints.operations.responses.responses import Responses
+from ostro.entrypoints.operations.responses.runner import Acting, ResponseRunner
 from ostro.entrypoints.operations.state import State
+from ostro.entrypoints.operations.stored_chats import StoredChats
 from ostro.entrypoints.operations.uploads import Uploads
 
 
 class Documents:
     """The stored documents of a server."""
 
-    def __init__(self, state: State, execute: Execute) -> None:
-        """execute: runs a request of a batch."""
+    def __init__(
+        self, state: State, execute: Execute, operations: Operations, acting: Acting
+    ) -> None:
+        """execute: runs a request of a batch. operations: generate responses. acting: the context
+        of a response in the background.
+        """
         self.state = state
         self.files = Files(state)
         self.uploads = Uploads(state, self.files)
         self.runner = BatchRunner(state, self.files, execute)
         self.batches = Batches(state, self.runner.notify)
-        self._running: asyncio.Task[None] | None = None
+        self.chats = StoredChats(state)
+        self.responses = Responses(state, operations)
+        self.response_runner = ResponseRunner(self.responses, acting)
+        self.responses.notify = self.response_runner.notify
+        self.conversations = self.responses.conversations
+        self._running: list[asyncio.Task[None]] = []
+
+    def batches_of(self, kind: str) -> RequestBatches:
+        """Return the batches of a kind that needs no files; `kind` starts their ids."""
+        return RequestBatches(self.state, self.runner.notify, kind)
 
     async def start(self) -> None:
         """Open the store. Raises UsageError as `State.start`."""
         await self.state.start()
 
-    def run_batches(self) -> None:
-        """Begin to run batches, once the models are loaded."""
-        if self.state.enabled and self._running is None:
-            self._running = asyncio.create_task(self.runner.run())
+    def run_jobs(self) -> None:
+        """Begin to run batches and responses in the background, once the models are loaded."""
+        if self.state.enabled and not self._running:
+            runners = (self.runner, self.response_runner)
+            self._running = [asyncio.create_task(runner.run()) for runner in runners]
 
-    async def stop_batches(self) -> None:
-        """Stop running batches. Their unfinished requests run after the next start."""
-        if self._running is not None:
-            self._running.cancel()
-            await asyncio.gather(self._running, return_exceptions=True)
+    async def stop_jobs(self) -> None:
+        """Stop the jobs. What is unfinished runs after the next start."""
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
 
     async def close(self) -> None:
-        """Stop running batches and close the store."""
-        await self.stop_batches()
+        """Stop the jobs and close the store."""
+        await self.stop_jobs()
         await self.state.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from math import inf
 from typing import Annotated, Literal
 
 import msgspec
@@ -103,15 +104,20 @@ class Files:
         lifetime: float | None = None,
         limit: int = MAX_FILE,
         id: str | None = None,
+        limited: bool = True,
     ) -> File:
         """Store a file of any purpose. lifetime: seconds, at most the retention time.
 
-        id: the id of the file; if a file has it already, that one is returned.
+        id: the id of the file; if a file has it already, that one is returned. limited: as of
+        `State.put`.
         """
+        room = await self.state.room(caller.name) if limited else inf
         async with self.state.writing_blob() as blob:
             async for chunk in chunks:
                 if blob.size + len(chunk) > limit:
                     raise RequestError(f"the file exceeds {limit} bytes", param="file")
+                if blob.size + len(chunk) > room:
+                    await self.state.require_room(caller.name, 1, blob.size + len(chunk))
                 await blob.write(chunk)
         end = self.state.lifetime(lifetime)
         created = int(time.time())
@@ -125,7 +131,14 @@ class Files:
         )
         try:
             await self.state.put(
-                caller.name, KIND, file.id, file, expected=0, lifetime=lifetime, blob=blob.name
+                caller.name,
+                KIND,
+                file.id,
+                file,
+                expected=0,
+                lifetime=lifetime,
+                blob=blob,
+                limited=limited,
             )
         except StoreConflict:
             await self.state.discard_blob(blob)
@@ -162,6 +175,16 @@ class Files:
         """Return a file with its bytes. Raises DocumentNotFound before the first byte."""
         found = await self.state.get(caller.name, KIND, id, File)
         return found.value, read_chunks(await self.state.open_blob(found.document))
+
+    async def read(self, id: str, limit: int, caller: Caller = ANYONE) -> tuple[str, bytes]:
+        """Return the name and the content of a file. Raises RequestError beyond `limit` bytes."""
+        file = await self.get(id, caller)
+        if file.nbytes > limit:
+            raise RequestError(
+                f"{id} has {file.nbytes} bytes; at most {limit} fit", param="file_id"
+            )
+        _, chunks = await self.content(id, caller)
+        return file.filename, b"".join([chunk async for chunk in chunks])
 
     async def delete(self, id: str, caller: Caller = ANYONE) -> None:
         """Delete a file with its content."""

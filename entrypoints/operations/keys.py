@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 MAX_BYTES = 16 << 20
 """Limit on the bytes of a keys file; 10,000 keys need some 3 MB."""
 MAX_PRIORITY = 2**31 - 1
+CONFIG_TABLES = ("server", "models")
+"""Other tables of a config file, which may contain the keys of its server."""
 PREFIX = "ostro-"
 """Start of generated keys, by which scanners find keys in published files."""
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -46,6 +48,8 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     adapters  the names and generations of adapters that it may use, None for all
     priority  the best priority that its requests get; a lower number is first
     expires   the time from which on it is rejected
+
+    stored_bytes and stored_documents limit what it has stored.
     """
 
     name: str
@@ -56,6 +60,8 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     requests_per_minute: Limit = None
     tokens_per_minute: Limit = None
     concurrent_requests: Limit = None
+    stored_bytes: Limit = None
+    stored_documents: Limit = None
     priority: Annotated[int, msgspec.Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
     expires: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
 
@@ -67,6 +73,16 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def expired(self, now: float) -> bool:
         """Whether the key has expired at a time in seconds since 1970."""
         return self.expires is not None and now >= self.expires.timestamp()
+
+
+class RingState(msgspec.Struct, kw_only=True):
+    """The keys of a server, for another process of it; see `KeyRing`."""
+
+    fixed: list[Key]
+    keys: list[Key]
+    file: str | None
+    share_prefixes: bool
+    secret: str
 
 
 class KeyRing:
@@ -106,6 +122,30 @@ class KeyRing:
                 raise UsageError("--admin-key is empty")
             fixed.append(plain_key("admin-key", admin_key, "infer", "metrics", "admin"))
         return cls(fixed, **options)
+
+    @classmethod
+    def of_state(cls, state: RingState) -> KeyRing:
+        """The ring of another process. It does not read the file."""
+        ring = cls(state.fixed, share_prefixes=state.share_prefixes)
+        ring.use(state)
+        return ring
+
+    @property
+    def state(self) -> RingState:
+        """The keys and salts, for another process of this server."""
+        return RingState(
+            fixed=[*self.fixed],
+            keys=[*self.keys.values()],
+            file=None if self.file is None else str(self.file),
+            share_prefixes=self.share_prefixes,
+            secret=self.secret,
+        )
+
+    def use(self, state: RingState) -> None:
+        """Replace the keys by those of another process."""
+        self.file = None if state.file is None else Path(state.file)
+        self.secret, self.latest = state.secret, 0.0
+        self.keys = {key.digest: key for key in state.keys}
 
     @property
     def locked(self) -> bool:
@@ -147,6 +187,17 @@ class KeyRing:
             salt=self.salt(key.name),
         )
 
+    def key_of(self, name: str) -> Key | None:
+        """The key of a name, None if there is none."""
+        return next((each for each in self.keys.values() if each.name == name), None)
+
+    def named(self, name: str) -> tuple[Caller, Key | None] | None:
+        """The caller of this name and its key, as of now; None if the key is gone or expired."""
+        key = self.key_of(name)
+        if key is None:
+            return None if self.locked else (self.anonymous(), None)
+        return None if self.expired(key) else (self.caller(key), key)
+
     def anonymous(self) -> Caller:
         """The caller of a request without a key, on a server whose routes need none."""
         scopes: set[Scope] = {"open", "infer", "metrics"}
@@ -179,30 +230,40 @@ def read_keys(file: Path) -> list[Key]:
     Logs a warning if other users can read or change the file.
     """
     try:
-        info = file.stat()
-        if not stat.S_ISREG(info.st_mode):
-            raise UsageError(f"--keys {file}: not a regular file")
-        if info.st_size > MAX_BYTES:
-            raise UsageError(f"--keys {file}: larger than {MAX_BYTES >> 20} MiB")
-        text = file.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--keys {file}: {error}") from None
-    if info.st_mode & (stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP):
-        mode = stat.filemode(info.st_mode)
-        log.warning("--keys %s: other users may read or change it (%s); chmod 600", file, mode)
-    try:
-        return parse_keys(text)
+        keys = parse_keys(read_text(file))
     except UsageError as error:
         raise UsageError(f"--keys {file}: {error}") from None
+    if (mode := file.stat().st_mode) & (stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP):
+        shown = stat.filemode(mode)
+        log.warning("--keys %s: other users may read or change it (%s); chmod 600", file, shown)
+    return keys
+
+
+def read_text(file: Path) -> str:
+    """The text of a file of an operator. Raises UsageError if it is unreadable or very large."""
+    try:
+        info = file.stat()
+        if not stat.S_ISREG(info.st_mode):
+            raise UsageError("not a regular file")
+        if info.st_size > MAX_BYTES:
+            raise UsageError(f"larger than {MAX_BYTES >> 20} MiB")
+        return file.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(str(error)) from None
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The values of a TOML document. Raises UsageError, with the line at fault."""
+    try:
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UsageError(f"invalid TOML: {error}") from None
 
 
 def parse_keys(text: str) -> list[Key]:
     """The keys of a TOML document. Raises UsageError, with the line or the key at fault."""
-    try:
-        document = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise UsageError(f"invalid TOML: {error}") from None
-    for name in document.keys() - {"keys"}:
+    document = parse_toml(text)
+    for name in document.keys() - {"keys", *CONFIG_TABLES}:
         raise UsageError(f"unknown table {name!r:.80}; write [[keys]] before each key")
     entries = document.get("keys")
     if not isinstance(entries, list) or not entries:

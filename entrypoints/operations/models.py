@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ostro.core.ipc.messages import ModelInfo
+from ostro.core.pipeline import ServedModel
 from ostro.entrypoints.operations.caller import ANYONE, Caller
 from ostro.entrypoints.operations.service import Service
 
@@ -13,7 +15,9 @@ class ModelEntry:
     """A model, or an adapter with the model `parent`.
 
     created is in seconds since 1970, context in tokens, None while the model is loading. generation
-    is that of an adapter's weights.
+    is that of an adapter's weights. served has the config, the chat template and the files of the
+    model, or of the adapter's; None while it is loading. state is "loaded", "loading", "unloaded"
+    or "failed".
     """
 
     id: str
@@ -21,6 +25,8 @@ class ModelEntry:
     context: int | None
     parent: str | None = None
     generation: str | None = None
+    served: ServedModel | None = None
+    state: str = "loaded"
 
 
 async def list_models(service: Service, caller: Caller = ANYONE) -> list[ModelEntry]:
@@ -53,9 +59,12 @@ def find_model(service: Service, id: str, caller: Caller = ANYONE) -> ModelEntry
 
 def model_entry(service: Service, name: str) -> ModelEntry:
     info = service.engine.info
-    facts = None if info is None else info.models.get(name, info.first)
+    served = service.served.get(name)
+    fallback = ModelInfo(context=served.context) if served is not None else None
+    facts = None if info is None else info.models.get(name, fallback)
     context = None if facts is None else facts.context
-    return ModelEntry(id=name, created=service.started, context=context)
+    state = service.state(name)
+    return ModelEntry(id=name, created=service.started, context=context, served=served, state=state)
 
 
 def adapter_entry(service: Service, model: str, name: str, id: str) -> ModelEntry:
@@ -66,4 +75,6 @@ def adapter_entry(service: Service, model: str, name: str, id: str) -> ModelEntr
         context=entry.context,
         parent=model,
         generation=service.adapters.of(model)[name].generation or None,
+        served=entry.served,
+        state=entry.state,
     )

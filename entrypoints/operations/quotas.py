@@ -29,6 +29,12 @@ class RateLimited(OstroError):
         self.retry_after = retry_after
 
 
+class RequestTooLarge(OstroError):
+    """The tokens of a request exceed the limit per minute of the caller's key."""
+
+    status, code = 413, "request_too_large"
+
+
 @dataclass(eq=False)
 class Taken:
     """Tokens that were taken from a bucket at about the same time, the last ones at `time`."""
@@ -132,13 +138,20 @@ class Quota:
         found.limit = limit
         return found
 
-    def enter(self) -> None:
-        """Count a request that begins. Raises RateLimited."""
+    async def acquire(self) -> None:
+        """Ask the process that counts the limits, if it is another one. Raises RateLimited."""
+
+    def enter(self) -> Taken | None:
+        """Count a request that begins, and return what it took. Raises RateLimited."""
         self.check()
-        if self.requests is not None:
-            self.requests.take(1)
         self.usage.requests += 1
         self.usage.running += 1
+        return None if self.requests is None else self.requests.take(1)
+
+    def give_back(self, taken: Taken | None) -> None:
+        """Return what `enter` took for a request that is repeated."""
+        if self.requests is not None and taken is not None:
+            self.requests.give_back(taken, 1)
 
     def check(self) -> None:
         """Raise RateLimited if no request may begin now."""
@@ -163,17 +176,18 @@ class Quota:
     def reserve(self, least: int, most: int) -> Reservation:
         """Reserve the `most` tokens that a request can take, at most the limit.
 
-        least: the tokens that it takes in any case. Raises RateLimited.
+        least: the tokens that it takes in any case. Raises RateLimited, and RequestTooLarge if
+        they exceed the limit.
         """
         if self.tokens is None:
             return Reservation(None, None, 0)
         amount = max(least, min(most, self.tokens.limit))
         seconds = self.tokens.wait(amount)
         if seconds == inf:
-            raise self.refusal(
+            self.usage.refused += 1
+            raise RequestTooLarge(
                 f"the request has {least} tokens; this API key may use {self.tokens.limit} tokens "
-                "per minute",
-                MINUTE,
+                "per minute"
             )
         if seconds:
             raise self.refusal(

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from ostro.core.engine.request import DEFAULT, AdapterRef
 from ostro.core.errors import AdapterNotFound, NotFound, Overloaded, Unsupported, nearest
 from ostro.core.ipc.client import AsyncEngine
-from ostro.core.pipeline import ModelTarget
+from ostro.core.pipeline import ModelTarget, ServedModel
 from ostro.entrypoints.operations.adapters import Adapters, adapter_refs
+from ostro.entrypoints.operations.admission import CLAIM
 from ostro.entrypoints.operations.caller import ANYONE, Caller
+
+if TYPE_CHECKING:
+    from ostro.entrypoints.operations.model_manager import ModelManager
+
+EVERY_NAME = "*"
+"""An alias that stands for every name that is not one of a model or adapter."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +44,12 @@ class Service:
         """
         self.engine, self.names, self.resolves = engine, names, resolves
         self.models: dict[str, Mapping[str, Any]] = {}
+        self.served: dict[str, ServedModel] = {}  # their configs, templates and files
         self.adapters = Adapters(engine)
         self.takes_media = False  # whether chats may contain images, videos and audio
+        self.aliases: dict[str, str] = {}  # "*" stands for every unknown name
+        self.manager: ModelManager | None = None  # loads and unloads models
+        self.held = Counter[str]()  # clients' requests under way by model
         self.behind = False  # whether a restarted engine still lacks the adapters
         self.started = int(time.time())
 
@@ -48,12 +61,26 @@ class Service:
     @property
     def ready(self) -> bool:
         """Whether the server accepts requests."""
-        return self.engine.ready and not self.behind and bool(self.models)
+        return self.engine.ready and not self.behind and self.started_up
+
+    @property
+    def started_up(self) -> bool:
+        """Whether the models that are loaded at the start have been loaded."""
+        return bool(self.models) if self.manager is None else self.manager.started
+
+    @property
+    def max_context(self) -> int | None:
+        """The largest context of the models, None if that of a model is unknown."""
+        if self.manager is not None:
+            return self.manager.max_context
+        info = self.engine.info
+        return None if info is None else max(facts.context for facts in info.models.values())
 
     async def refresh_adapters(self) -> None:
         """Update the list of adapters of all models from the engine."""
         for name in self.names:
-            with suppress(AdapterNotFound):  # the model does not support adapters
+            # The model does not support adapters, or is not loaded.
+            with suppress(AdapterNotFound, NotFound):
                 await self.adapters.refresh(name)
 
     async def restore(self) -> None:
@@ -72,21 +99,24 @@ class Service:
         return model
 
     def locate(self, name: str | None, caller: Caller = ANYONE) -> tuple[str, str | None]:
-        """Return the model of a name, and the adapter if the name is "adapter" or "model:adapter".
+        """Return the model of a name or alias, and the adapter of "adapter" or "model:adapter".
 
         Raises NotFound for an unknown name; it lists what the caller may use.
         """
-        if name is None or name == DEFAULT:
+        if name is None:
             return self.name, None
-        if name in self.names:
-            return name, None
-        for known in sorted((*self.names, DEFAULT), key=len, reverse=True):
+        named = {DEFAULT: self.name, **{each: each for each in self.names}}
+        named |= {alias: model for alias, model in self.aliases.items() if alias != EVERY_NAME}
+        if name in named:
+            return named[name], None
+        for known in sorted(named, key=len, reverse=True):
             if name.startswith(f"{known}:"):
-                model = known if known in self.names else self.name
-                return model, name.removeprefix(f"{known}:")
+                return named[known], name.removeprefix(f"{known}:")
         for model in self.names:
             if name in self.adapters.of(model):
                 return model, name
+        if EVERY_NAME in self.aliases:
+            return self.aliases[EVERY_NAME], None
         if self.resolves:
             return self.name, name
         raise self.unknown(name, caller)
@@ -102,32 +132,82 @@ class Service:
             param="model",
         )
 
-    def admit(self, target: ModelTarget, task: str = "text", caller: Caller = ANYONE) -> Admitted:
+    async def admit(
+        self, target: ModelTarget, task: str = "text", caller: Caller = ANYONE
+    ) -> Admitted:
         """Select the model, pipeline and adapters of a caller's request.
 
-        A request without a model gets the first model that supports the task and that the caller
-        may use. Raises NotFound for
-        an unknown name, Forbidden if the caller may not use it, Unsupported if the model does not
-        support the task, RequestError for malformed adapters, Overloaded while the server is busy
-        or loading, and EngineDied.
+        Waits until a model that is loaded on demand is loaded. A request without a model gets one
+        that supports the task and that the caller may use: the first whose default task it is, such
+        as an embedding model; without one, or with adapters, the default model before others.
+
+        Raises NotFound for an unknown name, Forbidden if the caller may not use it, Unsupported if
+        the model does not support the task, RequestError for malformed adapters, Overloaded while
+        the server is busy or loading or if the model cannot be loaded now, and EngineDied.
         """
         model, adapter = self.locate(target.model, caller)
         refs = adapter_refs(target, adapter)
         self.engine.admit()
-        if not self.models:
+        if not self.started_up:
             raise Overloaded("the model is still loading; see /ready")
-        able = [each for each in self.names if task in self.models[each]]
+        able = [each for each in self.names if task in self.tasks(each)]
         usable = [each for each in able if caller.may_use(each)]
-        if model not in usable and usable and target.model in (None, DEFAULT):
-            model = usable[0]
+        if target.model in (None, DEFAULT) and usable:
+            model = model if model in usable else usable[0]
+            dedicated = [each for each in usable if self.tasks(each)[0] == task]
+            if dedicated and not refs:
+                model = dedicated[0]
         caller.check(model, (ref.name or ref.generation for ref in refs))
+        if model not in self.models and not self.tasks(model):
+            state = self.state(model)
+            raise Overloaded(f"the model {model!r:.100} is {state}", param="model")
         if model in able:
-            pipeline = self.models[model][task]
+            pipeline = await self.pipeline(model, task)
             name = model if adapter is None or target.model is None else target.model
             return Admitted(model, pipeline, refs, name)
-        tasks = ", ".join(self.models[model]) or "no task of this server"
+        tasks = ", ".join(self.tasks(model)) or "no task of this server"
         hint = f"; use {', '.join(usable)}" if usable else ""
         raise Unsupported(f"{model} supports {tasks}, not {task}{hint}", param="model")
+
+    def tasks(self, model: str) -> Sequence[str]:
+        """The tasks of a model that requests may use, the default first.
+
+        A model that is loaded on demand has them before it is loaded.
+        """
+        if model in self.models:
+            return tuple(self.models[model])
+        return () if self.manager is None else self.manager.tasks(model)
+
+    def state(self, model: str) -> str:
+        """Whether a model is "loaded", "loading", "unloaded" or "failed"."""
+        if self.manager is not None:
+            return self.manager.state(model)
+        return "loaded" if model in self.models else "loading"
+
+    async def pipeline(self, model: str, task: str) -> Any:
+        """Return the pipeline of a model that stays loaded until the client's request ends.
+
+        Raises Overloaded if it cannot be loaded now.
+        """
+        if (own := CLAIM.get()) is not None:
+            self.held[model] += 1
+            own.releases.append(partial(self.held.subtract, [model]))
+        if self.manager is not None:
+            self.manager.models[model].used = time.monotonic()
+            await self.manager.ensure(model)
+        return self.models[model][task]
+
+    def task_of(self, target: ModelTarget, tasks: Sequence[str], caller: Caller = ANYONE) -> str:
+        """Return the first of some tasks that the model of a request supports.
+
+        For a request without a model, a model that the caller may use must support it. Returns the
+        first task if there is none, so that `admit` raises the error. Raises NotFound.
+        """
+        model, _ = self.locate(target.model, caller)
+        usable = [each for each in self.names if caller.may_use(each)]
+        names = usable if target.model in (None, DEFAULT) else [model]
+        supported = {task for name in names for task in self.tasks(name)}
+        return next((task for task in tasks if task in supported), tasks[0])
 
     async def template(self, admitted: Admitted) -> str | None:
         """Return the chat template of the request's only adapter, None without one."""

@@ -31,6 +31,7 @@ from ostro.core.errors import (
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Store, resolve
 from ostro.core.store import BlobWriter, Document, DocumentStore, StoreUsage
+from ostro.entrypoints.operations.store_limits import StoreLimits
 
 log = logging.getLogger(__name__)
 NONE = "none"
@@ -74,12 +75,17 @@ class State:
     """
 
     def __init__(
-        self, open: Callable[[], DocumentStore] | None = None, retention: float | None = RETENTION
+        self,
+        open: Callable[[], DocumentStore] | None = None,
+        retention: float | None = RETENTION,
+        limit: int | None = None,
     ) -> None:
         """open: opens the store; None for a server without state. It is called in a thread, again
-        after a failure. retention: seconds after which documents end, None for no limit.
+        after a failure. retention: seconds after which documents end, None for no limit. limit: on
+        the bytes of all documents.
         """
         self._open, self.retention = open, retention
+        self.limits = StoreLimits(limit)
         self._store: DocumentStore | None = None
         self._thread = ThreadPoolExecutor(1, "store")
         self._sweeping: asyncio.Task[None] | None = None
@@ -137,9 +143,13 @@ class State:
         *,
         expected: int | None = None,
         lifetime: float | None = None,
-        blob: str = "",
+        blob: AsyncBlob | None = None,
+        limited: bool = False,
     ) -> int:
         """Store a value and return its version.
+
+        limited: raise StoreLimitReached or StoreFull instead of exceeding a limit of the owner or
+        the server. What a server writes for an accepted request only counts.
 
         expected: as of `DocumentStore.put`. lifetime: seconds; at most the retention time, which is
         also its default. Raises StoreConflict.
@@ -152,9 +162,32 @@ class State:
             body=msgspec.json.encode(value),
             created=now,
             expires=None if seconds is None else now + seconds,
-            blob=blob,
+            blob="" if blob is None else blob.name,
         )
-        return await self.call(lambda store: store.put(document, expected=expected))
+        nbytes = len(document.body) + (0 if blob is None else blob.size)
+
+        def put(store: DocumentStore) -> int:
+            if limited:
+                self.limits.check(store, owner, 1, nbytes)
+            version = store.put(document, expected=expected)
+            if version == 1:
+                self.limits.add(owner, 1, nbytes)
+            else:  # it replaces a document
+                self.limits.forget()
+            return version
+
+        return await self.call(put)
+
+    async def require_room(self, owner: str, documents: int, nbytes: int) -> None:
+        """Raise StoreLimitReached or StoreFull if there is no room for documents of this size."""
+        await self.call(lambda store: self.limits.check(store, owner, documents, nbytes))
+
+    async def room(self, owner: str) -> float:
+        """Return the bytes that an owner may still store, infinity without a limit.
+
+        Raises StoreLimitReached or StoreFull if there is no room for a document.
+        """
+        return await self.call(lambda store: self.limits.room(store, owner))
 
     async def get(self, owner: str, kind: str, id: str, type: type[V]) -> Stored[V]:
         """Return a document and its value."""
@@ -187,13 +220,21 @@ class State:
         return Page([decode(each, type) for each in found[:limit]], len(found) > limit)
 
     async def change(
-        self, owner: str, kind: str, id: str, type: type[V], function: Callable[[V], V]
+        self,
+        owner: str,
+        kind: str,
+        id: str,
+        type: type[V],
+        function: Callable[[V], V],
+        *,
+        blob: str | None = None,
     ) -> V:
         """Replace a value by `function(value)`, and return the new value.
 
         The function runs in the store's thread, again if another server changed the document
         meanwhile. It may return its argument to leave the document as it is. The document keeps
-        its blob, creation and end. Raises StoreConflict after many attempts.
+        its creation and end, and its blob unless `blob` names another one. Raises StoreConflict
+        after many attempts.
         """
 
         def work(store: DocumentStore) -> V:
@@ -205,7 +246,8 @@ class State:
                 new = function(old)
                 if new is old:
                     return new
-                changed = replace(document, body=msgspec.json.encode(new))
+                body, kept = msgspec.json.encode(new), document.blob if blob is None else blob
+                changed = replace(document, body=body, blob=kept)
                 with suppress(StoreConflict):
                     store.put(changed, expected=document.version)
                     return new
@@ -215,7 +257,12 @@ class State:
 
     async def delete(self, owner: str, kind: str, id: str | None = None) -> int:
         """Delete a document, or all of this owner and kind. Return their count."""
-        return await self.call(lambda store: store.delete(owner, kind, id))
+
+        def delete(store: DocumentStore) -> int:
+            self.limits.forget()
+            return store.delete(owner, kind, id)
+
+        return await self.call(delete)
 
     async def usage(self) -> Sequence[StoreUsage]:
         """Return the count and bytes of the documents by owner and kind."""
@@ -305,15 +352,19 @@ def decode(document: Document, type: type[V]) -> Stored[V]:
         raise StoreError(f"the stored document {document.id!r:.80} is invalid: {error}") from error
 
 
-def open_state(location: str, retention: float | None, plugins: PluginManager) -> State:
+def open_state(
+    location: str, retention: float | None, plugins: PluginManager, limit: int | None = None
+) -> State:
     """Return the state of a server for a value of `--store`. The store is not opened yet.
+
+    limit: on the bytes of all documents.
 
     Raises UsageError for a location that no plugin claims.
     """
     if location == NONE:
         return State()
     record = find_store(location, plugins)
-    return State(partial(resolve(record.open), location), retention)
+    return State(partial(resolve(record.open), location), retention, limit)
 
 
 def find_store(location: str, plugins: PluginManager) -> Store:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
 import msgspec
 
 from ostro.core.engine.request import Finish, TokenLogprobs
+from ostro.core.output import CallArguments, CallStart, OutputEvent, Reasoning, Text
 from ostro.core.pipeline import Answer, TextDelta, TextPipeline, Usage
 
 
@@ -137,10 +138,12 @@ class Generation:
     """A generation in progress. Iterate its events once, or `collect` them.
 
     `model` is the name for the response, `choices` their number. Closing it early aborts it.
+    `on_end` receives the completion after the last event of an iteration.
     """
 
     def __init__(self, answer: Answer, model: str, pipeline: TextPipeline) -> None:
         self._answer = answer
+        self.on_end: Callable[[Completion], Awaitable[None]] | None = None
         self.model, self.choices, self.token_text = model, answer.choices, pipeline.token_text
 
     @property
@@ -154,22 +157,33 @@ class Generation:
         return self._answer.generations
 
     async def __aiter__(self) -> AsyncGenerator[Event, None]:
+        kept = self._builders() if self.on_end is not None else []
         try:
             async for delta in self._answer:
                 for event in events_of(delta):
+                    if kept:
+                        kept[event.index].add(event)
                     yield event
         finally:
             await self.aclose()
+        if self.on_end is not None:
+            await self.on_end(self._completion(kept))
 
     async def collect(self) -> Completion:
         """Read all events. Return the completion."""
-        builders = [ChoiceBuilder(index) for index in range(self.choices)]
+        builders = self._builders()
         try:
             async for delta in self._answer:
                 for event in events_of(delta):
                     builders[event.index].add(event)
         finally:
             await self.aclose()
+        return self._completion(builders)
+
+    def _builders(self) -> list[ChoiceBuilder]:
+        return [ChoiceBuilder(index) for index in range(self.choices)]
+
+    def _completion(self, builders: Iterable[ChoiceBuilder]) -> Completion:
         return Completion(
             model=self.model,
             choices=[builder.build() for builder in builders],
@@ -183,15 +197,40 @@ class Generation:
 
 
 def events_of(delta: TextDelta) -> Iterable[Event]:
-    """Yield the events of a delta of a pipeline."""
-    if delta.text or delta.logprobs or delta.prompt_logprobs:
+    """Yield the events of a delta of a pipeline.
+
+    Its log probabilities are those of the first text in it, or of a piece without text.
+    """
+    texts = [i for i, each in enumerate(delta.events) if isinstance(each, Text)]
+    first = texts[0] if texts else 0
+    for each in delta.events[:first]:
+        yield from event_of(each, delta.index)
+    rest = delta.events[first + 1 :] if texts else delta.events
+    found = delta.events[first] if texts else Text("" if delta.events else delta.text)
+    text = found.text if isinstance(found, Text) else ""
+    if text or delta.logprobs or delta.prompt_logprobs:
         yield TextPiece(
             index=delta.index,
-            text=delta.text,
+            text=text,
             tokens=delta.tokens,
             logprobs=delta.logprobs,
             offsets=delta.offsets,
             prompt_logprobs=delta.prompt_logprobs,
         )
+    for each in rest:
+        yield from event_of(each, delta.index)
     if delta.finish:
         yield ChoiceEnd(index=delta.index, finish=delta.finish, stopped_by=delta.stopped_by)
+
+
+def event_of(event: OutputEvent, index: int) -> Iterable[Event]:
+    """Yield the event of a choice for one of its parser; ends of calls have none."""
+    match event:
+        case Text():
+            yield TextPiece(index=index, text=event.text)
+        case Reasoning():
+            yield ReasoningPiece(index=index, text=event.text)
+        case CallStart():
+            yield ToolCallStart(index=index, call=event.index, id=event.id, name=event.name)
+        case CallArguments():
+            yield ToolCallArguments(index=index, call=event.index, text=event.text)

@@ -82,7 +82,7 @@ class Uploads:
         upload = Upload(
             id=new_id(PREFIX), request=request, created=created, expires=created + seconds
         )
-        await self.state.put(caller.name, KIND, upload.id, upload, lifetime=seconds)
+        await self.state.put(caller.name, KIND, upload.id, upload, lifetime=seconds, limited=True)
         return upload
 
     async def add(
@@ -90,6 +90,7 @@ class Uploads:
     ) -> UploadPart:
         """Store a part. Raises RequestError for a long part and for more bytes than announced."""
         upload = pending((await self.state.get(caller.name, KIND, id, Upload)).value)
+        await self.state.room(caller.name)
         limit = min(MAX_PART, upload.request.bytes - upload.received)
         part = UploadPart(id=new_id(PART_PREFIX), upload=id, created=int(time.time()))
         async with self.state.writing_blob() as blob:
@@ -111,7 +112,13 @@ class Uploads:
             await self.state.change(caller.name, KIND, id, Upload, receive)
             lifetime = max(1.0, upload.expires - time.time())
             await self.state.put(
-                caller.name, part_kind(id), part.id, part, lifetime=lifetime, blob=blob.name
+                caller.name,
+                part_kind(id),
+                part.id,
+                part,
+                lifetime=lifetime,
+                blob=blob,
+                limited=True,
             )
         except BaseException:
             await self.state.discard_blob(blob)
@@ -133,6 +140,7 @@ class Uploads:
             caller,
             lifetime=seconds_of(wanted.expires_after),
             limit=wanted.bytes,
+            limited=False,  # its parts, which it replaces, are within the limit
         )
 
         def finish(upload: Upload) -> Upload:

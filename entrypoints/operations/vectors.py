@@ -1,42 +1,73 @@
-"""Requests and responses of pooling models: embeddings, ranking, scores and labels."""
+"""Requests and results of pooling models: vectors, ranking, scores and labels."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar
 
-from ostro.core.errors import RequestError
+from ostro.core.errors import RequestError, Unsupported
 from ostro.core.pipeline import ModelTarget
 
 MAX_INPUTS = 2048
 """Limit on the inputs or documents of one request."""
+POOLING = ("embed", "classify")
+"""Tasks of `PoolRequest`, the default first."""
 T = TypeVar("T")
 
 
 class EmbeddingRequest(ModelTarget, kw_only=True):
-    """Texts or token ids to embed. `prompt` names a prompt in the model's config."""
+    """Texts or token ids to embed. `prompt` names a prompt in the model's config.
 
-    extensions: ClassVar[frozenset[str]] = ModelTarget.extensions | frozenset(("prompt",))
+    `truncate_prompt_tokens` shortens longer inputs to this number of tokens, -1 to the context.
+    """
+
+    extensions: ClassVar[frozenset[str]] = ModelTarget.extensions | frozenset(
+        ("prompt", "truncate_prompt_tokens")
+    )
 
     input: str | list[str | int | list[int]]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = None
     prompt: str | None = None
+    truncate_prompt_tokens: int | None = None
 
 
 class RerankRequest(ModelTarget, kw_only=True):
-    """Documents to rank by relevance to a query."""
+    """Documents to rank by relevance to a query.
+
+    `top_n` limits the result to the best; `max_tokens_per_doc` truncates longer documents.
+    """
 
     query: str
-    documents: list[str | dict[str, str | None]]
+    documents: list[str]
     top_n: int | None = None
-    return_documents: bool = False
+    max_tokens_per_doc: int | None = None
+
+
+class ScoreRequest(ModelTarget, kw_only=True):
+    """Pairs of texts to score: one query with each document, or each query with its document."""
+
+    queries: list[str]
+    documents: list[str]
 
 
 class ClassifyRequest(ModelTarget, kw_only=True):
     """Texts to classify."""
 
     input: str | list[str]
+
+
+class PoolRequest(ModelTarget, kw_only=True):
+    """Texts or token ids, and what to compute of each: "embed" or "classify".
+
+    By default it is "embed" for models that support it. `prompt` and `dimensions` are those of
+    `EmbeddingRequest`.
+    """
+
+    input: str | list[str | int | list[int]]
+    task: str | None = None
+    dimensions: int | None = None
+    prompt: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +113,20 @@ class Classification(Pooled):
     probabilities: list[dict[str, float]]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Scores(Pooled):
+    """The score of every pair; higher is better."""
+
+    scores: list[float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows(Pooled):
+    """One row of numbers per input: [n, d] float32 or float64."""
+
+    rows: Any
+
+
 def embedding_inputs(given: str | list[str | int | list[int]]) -> list[str | list[int]]:
     """Return the inputs as a list of texts or of token id lists. Raises RequestError if mixed."""
     if isinstance(given, str):
@@ -101,17 +146,36 @@ def bounded(given: list[T], param: str = "input") -> list[T]:
     return given
 
 
-def document_texts(request: RerankRequest) -> list[str]:
-    """Return the texts of a request's documents.
+def check_rerank(request: RerankRequest) -> None:
+    """Raise RequestError for too many documents, and for limits that are not positive."""
+    bounded(request.documents, "documents")
+    for name in ("top_n", "max_tokens_per_doc"):
+        value = getattr(request, name)
+        if value is not None and value < 1:
+            raise RequestError(f"{name}={value} is not positive", param=name)
 
-    Raises RequestError for a document without text, and for a limit that is not positive.
-    """
-    texts = []
-    for index, document in enumerate(bounded(request.documents, "documents")):
-        text = document if isinstance(document, str) else document.get("text")
-        if text is None:
-            raise RequestError(f"documents[{index}].text is missing", param="documents")
-        texts.append(text)
-    if request.top_n is not None and request.top_n < 1:
-        raise RequestError(f"top_n={request.top_n} is not positive", param="top_n")
-    return texts
+
+def score_pairs(request: ScoreRequest) -> list[tuple[str, str]]:
+    """Return the pairs of a request. Raises RequestError unless there are 1:n or n:n texts."""
+    queries = bounded(request.queries, "queries")
+    documents = bounded(request.documents, "documents")
+    if not queries or not documents:
+        raise RequestError("no texts to score", param="documents" if queries else "queries")
+    if len(queries) not in (1, len(documents)):
+        raise RequestError(
+            f"got {len(queries)} queries and {len(documents)} documents; expected one query, or "
+            "as many as documents",
+            param="queries",
+        )
+    if len(queries) == 1:
+        queries = queries * len(documents)
+    return list(zip(queries, documents, strict=True))
+
+
+def classify_inputs(given: str | list[str | int | list[int]]) -> list[str]:
+    """Return the texts to classify. Raises Unsupported for token ids."""
+    texts = [given] if isinstance(given, str) else bounded(given)
+    found = [text for text in texts if isinstance(text, str)]
+    if len(found) < len(texts):
+        raise Unsupported("token ids are not supported with the task classify", param="input")
+    return found

@@ -18,13 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from ostro.core import errors
-from ostro.core.engine.request import Stats, TokenLogprobs, TokenOutput, TokenRequest
+from ostro.core.engine.request import DEFAULT, Stats, TokenLogprobs, TokenOutput, TokenRequest
 from ostro.core.errors import (
     AdapterBusy,
     AdapterConflict,
     AdapterError,
     AdapterNameRefused,
     AdapterNotFound,
+    CheckpointError,
+    InsufficientMemory,
+    NotFound,
     RequestError,
     UsageError,
 )
@@ -33,11 +36,11 @@ from ostro.core.ipc.messages import (
     AdapterInfo,
     AdapterResult,
     FromEngine,
+    ModelCommand,
     ModelInfo,
+    ModelResult,
     ModelSpec,
-    Requantize,
 )
-from ostro.core.records import ProgressCallback
 
 VOCAB, CONTEXT = 300, 4096
 
@@ -47,8 +50,11 @@ class EchoEngine:
 
     vocab, context = VOCAB, CONTEXT
 
-    def __init__(self, eos_ids: Iterable[int] = (257,), name: str = "default") -> None:
-        self.name = name
+    def __init__(
+        self, eos_ids: Iterable[int] = (257,), names: Sequence[str] = ("default",)
+    ) -> None:
+        self.names = list(names)
+        self.commands: list[ModelCommand] = []
         self.eos_ids = frozenset(eos_ids)
         self.live: dict[str, tuple[TokenRequest, list[int | None]]] = {}
         self.seen: list[TokenRequest] = []
@@ -61,7 +67,8 @@ class EchoEngine:
     @property
     def infos(self) -> dict[str, ModelInfo]:
         ids = sorted(self.eos_ids)
-        return {self.name: ModelInfo(context=self.context, vocab=self.vocab, eos_ids=ids)}
+        info = ModelInfo(context=self.context, vocab=self.vocab, eos_ids=ids)
+        return dict.fromkeys(self.names, info)
 
     @property
     def busy(self) -> bool:
@@ -142,11 +149,25 @@ class EchoEngine:
         self.counters.running = len(self.live)
         return self.counters
 
-    def requantize(self, message: Requantize, report: ProgressCallback) -> list[str]:
-        report("reading weights", 1, 2)
-        if message.quant == "unknown":
+    def change_models(self, message: ModelCommand) -> None:
+        """Models change at once. "broken" in a reference cannot be loaded, "large" fits alone."""
+        name = self.names[0] if message.model == DEFAULT else message.model
+        if message.do == "load" and message.spec is not None:
+            reference = str(message.spec.settings.reference)
+            if "broken" in reference:
+                raise CheckpointError(f"the model {name!r} is damaged")
+            if "large" in reference and set(self.names) - {name}:
+                raise InsufficientMemory("2 bytes are needed and 1 is free")
+            self.names = list(dict.fromkeys([*self.names, name]))
+        elif name not in self.names:
+            raise NotFound(f"there is no model {name!r}", param="model")
+        elif message.do == "unload":
+            self.names.remove(name)
+        elif message.quant == "unknown":
             raise UsageError("--quant: unknown format 'unknown'")
-        return [f"all weights: {message.quant}"]
+        self.commands.append(message)
+        explain = [f"all weights: {message.quant}"]
+        self.unsent.append(ModelResult(message.id, self.infos, explain))
 
     def adapt(self, message: AdapterCommand) -> None:
         """Adapters load at once; "busy" never does. One is what its path says, and brings the chat
@@ -222,7 +243,10 @@ def open_engine(
         raise getattr(errors, kind, ValueError)(f"loading fails: {kind}")
     if file := os.environ.get("ECHO_FROZEN"):
         atexit.register(lambda: Path(file).write_text(str(gc.get_freeze_count())))
-    first = models[0]
-    return EchoEngine(first.eos_ids or [257], first.settings.name or "default"), [
-        f"echo of {first.settings.reference}"
-    ]
+    for model in models:
+        if "broken" in str(model.settings.reference):
+            raise CheckpointError(f"the model {model.settings.name!r} is damaged")
+    eos_ids = [id for model in models for id in model.eos_ids]
+    names = [model.settings.name or "default" for model in models]
+    explain = [f"echo of {model.settings.reference}" for model in models]
+    return EchoEngine(eos_ids or [257], names), explain

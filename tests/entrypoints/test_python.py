@@ -14,12 +14,13 @@ from safetensors.torch import save_file
 from tiny.model import CONFIG, TEMPLATE, make_gguf, make_model, make_weights
 
 import ostro
-from ostro.core.engine.request import Sampling
+from ostro.core.engine.request import Sampling, TokenOutput, TokenRequest
 from ostro.core.errors import (
     ContextLengthExceeded,
     OstroError,
     RequestError,
     TokenizerError,
+    Unsupported,
     UsageError,
 )
 from ostro.core.records import Settings
@@ -365,3 +366,38 @@ def test_a_tokenizer_loads_without_its_model(tiny: Path, tmp_path: Path) -> None
         assert words.vocab_size == 302 and words.eos_ids
     with pytest.raises(UsageError, match="unknown setting offlin"):
         ostro.tokenizer(tiny, offlin=True)
+
+
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+SPOKEN = '<think>\nHm.\n</think>\n\nSo.\n<tool_call>\n{"name": "weather", "arguments": {"a": 1}}\n'
+SPOKEN += "</tool_call> end"
+
+
+def speak(model: LocalModel, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Let the engine answer with a text, one token per output."""
+    tokens = model.tokenizer.encode(text, special=False)
+
+    def outputs(request: TokenRequest) -> Iterator[TokenOutput]:
+        for token in tokens:
+            yield TokenOutput(id=request.id, tokens=[token])
+        yield TokenOutput(id=request.id, finish="stop")
+
+    monkeypatch.setattr(model.local, "generate", outputs)
+    monkeypatch.setattr(model.engine, "abort", lambda *names: None)
+
+
+def test_a_chat_has_reasoning_and_calls(model: LocalModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Unsupported, match="the chat template of tiny does not read them"):
+        model.chat(HELLO, tools=[WEATHER])
+    monkeypatch.setattr(model.text, "check_tools", lambda template: None)
+    speak(model, monkeypatch, SPOKEN)
+    answer = model.chat(HELLO, tools=[WEATHER])
+    assert (answer.reasoning, answer.text, answer.finish) == ("Hm.", "So. end", "tool_calls")
+    [call] = answer.tool_calls
+    assert (call.name, call.arguments) == ("weather", '{"a": 1}') and call.id
+    plain = model.chat(HELLO, stop="</tool_call>")
+    assert plain.text.startswith("So.\n<tool_call>") and plain.finish == "stop"
+    with pytest.raises(UsageError, match="n: chat"):
+        model.chat(HELLO, n=2)
+    with pytest.raises(RequestError, match=r"tools\[0\]"):
+        model.chat(HELLO, tools=[{"type": "function"}])

@@ -511,7 +511,6 @@ def test_prose_is_cut_behind_what_texts_begin_with() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.xfail(strict=True, reason="weights and text are of the former training text")
 def test_the_starter_s_text_is_what_its_training_leaves_out() -> None:
     from transformers import PreTrainedTokenizerFast
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ostro.core.errors import OstroError
+from ostro.core.output import OutputEvent, OutputParser, Reasoning, Text
+from ostro.core.output import Piece as OutputPiece
 from ostro.entrypoints.cli.chat.base_model import continues_text, join_text
-from ostro.entrypoints.cli.chat.reasoning import Part, ReasoningSplitter, control_texts
 from ostro.entrypoints.cli.chat.repetition import RepetitionGuard
 
 if TYPE_CHECKING:
@@ -21,10 +23,17 @@ if TYPE_CHECKING:
     from ostro.entrypoints.cli.chat.conversation import Conversation, Message
     from ostro.entrypoints.cli.chat.display import Display
     from ostro.entrypoints.local_engine import LocalEngine
-    from ostro.entrypoints.local_model import LocalModel
+    from ostro.entrypoints.local_model import LocalModel, Piece
 
-MARKER_TOKENS = 16
-"""Tokens at the end of a prompt that may contain the marker of reasoning."""
+TAG = re.compile(r"[<\[][\w:]+[>\]]")
+"""A marker of reasoning that plain output shows as it is; other markers become "<think>"."""
+
+
+class Part(NamedTuple):
+    """A piece of an answer; `marker` is the name of the marker of reasoning, "" for text."""
+
+    text: str
+    marker: str = ""
 
 
 @dataclass
@@ -108,10 +117,8 @@ def generate(
     start = time.perf_counter()
     prompt = make_prompt(model, conversation, raw=raw)
     answer.prompt_tokens = len(prompt.tokens)
-    end = model.tokenizer.decode(prompt.tokens[-MARKER_TOKENS:], skip_special=False)
     plain = continues_text(model, conversation, raw=raw)
-    splitter = ReasoningSplitter("" if plain else end)
-    controls = {} if plain else control_texts(model.tokenizer)
+    parser = None if plain else model.parser(prompt, adapters=conversation.adapters)
     guard = None if "max_tokens" in conversation.sampling else RepetitionGuard()
     stream = model.stream(prompt, adapters=conversation.adapters, **conversation.sampling)
     with closing(stream):
@@ -121,18 +128,36 @@ def generate(
                 answer.first = answer.first or answer.seconds
                 answer.tokens += piece.token is not None
                 answer.finish = piece.finish
-                control = ""
-                if piece.token is not None and splitter.state != "answer":
-                    control = controls.get(piece.token, "")
-                for part in splitter.add(piece.text + control):
+                for part in parts_of(parser, piece, model):
                     yield record(answer, part)
                 if guard is not None and piece.token is not None and guard.add(piece.token):
                     answer.finish = "repetition"
                     break
         except KeyboardInterrupt:
             pass
-    for part in splitter.finish():
-        yield record(answer, part)
+    if parser is not None:
+        for part in named(parser, parser.finish()):
+            yield record(answer, part)
+
+
+def parts_of(parser: OutputParser | None, piece: Piece, model: LocalModel) -> Iterable[Part]:
+    """Yield the parts that are known after a piece of a stream."""
+    if parser is None:
+        return [Part(piece.text)] if piece.text else []
+    control = ""
+    if piece.token in model.tokenizer.control_ids:
+        control = model.tokenizer.token(piece.token)
+    return named(parser, parser.add(OutputPiece(piece.text, control)))
+
+
+def named(parser: OutputParser, events: Iterable[OutputEvent]) -> Iterator[Part]:
+    """Yield the parts of events; a chat offers no tools, so that there are no calls."""
+    begin = parser.reasoning[0] if parser.reasoning else ""
+    for event in events:
+        if isinstance(event, Reasoning):
+            yield Part(event.text, begin if TAG.fullmatch(begin) else "<think>")
+        elif isinstance(event, Text):
+            yield Part(event.text)
 
 
 def record(answer: Answer, part: Part) -> Part:

@@ -68,7 +68,8 @@ def run_command(session: Session, line: str) -> None:
     name, _, rest = line.strip()[1:].partition(" ")
     name = ALIASES.get(name, name)
     if name not in COMMANDS:
-        near = nearest(name, COMMANDS, n=1)
+        parameter = f"; nearest: set {name}" if name in PARAMETERS else ""
+        near = parameter or nearest(name, COMMANDS, n=1)
         raise UsageError(f"unknown command /{name:.40}{near.replace(': ', ': /')}; see /help")
     COMMANDS[name].run(session, rest.strip())
 
@@ -128,7 +129,9 @@ def set_parameter(session: Session, rest: str) -> None:
         if value != "default":
             sampling[name] = tuple(words_of(value)) if name == "stop" else value
         checked = session.model.text.sampling(sampling)
-        session.conversation.sampling = {key: getattr(checked, key) for key in sampling}
+        session.conversation.sampling = {
+            key: getattr(checked, key, x) for key, x in sampling.items()
+        }
         note(f"{name} = {getattr(checked, name)}")
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import io
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from tiny.model import make_gguf, make_model
 
 from ostro.entrypoints.cli import main
 from ostro.entrypoints.cli.chat import editor
+from ostro.entrypoints.http import server
+from ostro.entrypoints.serve_config import ModelOptions
 
 HEAVY = "torch transformers triton numpy"
 CODE = f"""
@@ -25,6 +27,7 @@ try:
 except SystemExit as left:
     code = left.code
 heavy = set({HEAVY!r}.split()) & set(sys.modules)
+print(len(sys.modules), "modules", file=sys.stderr)
 print("imported:", *sorted(heavy), file=sys.stderr)
 sys.exit(code)
 """
@@ -32,12 +35,11 @@ sys.exit(code)
 
 @dataclass(frozen=True)
 class Ran:
-    """The output and exit code of a command; `seconds` of CPU if it ran in a separate process."""
+    """The output and exit code of a command."""
 
     code: int
     out: str
     err: str
-    seconds: float = 0.0
 
 
 Ostro = Callable[..., Ran]
@@ -103,10 +105,12 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> Typed:
 
 @pytest.fixture(scope="session")
 def apart() -> Ostro:
-    """Run a command in a separate process; the last line of `err` lists heavy imports."""
+    """Run a command in a separate process.
+
+    The last two lines of `err` are the number of imported modules and the heavy ones by name.
+    """
 
     def run(*words: str) -> Ran:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         ran = subprocess.run(
             [sys.executable, "-c", CODE, *words],
@@ -115,8 +119,19 @@ def apart() -> Ostro:
             text=True,
             timeout=200,
         )
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        return Ran(ran.returncode, ran.stdout, ran.stderr, seconds)
+        return Ran(ran.returncode, ran.stdout, ran.stderr)
 
     return run
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The options of each server that was started."""
+    found: list[dict[str, Any]] = []
+
+    def serve(models: Sequence[ModelOptions], **options: Any) -> int:
+        found.append({"models": models, **options})
+        return 0
+
+    monkeypatch.setattr(server, "serve", serve)
+    return found

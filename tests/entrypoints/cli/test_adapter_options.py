@@ -168,7 +168,9 @@ def test_help_says_what_adapters_are_chosen_with(chat) -> None:
 
 def test_the_options_of_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr(server, "serve", lambda settings, **more: seen.append((settings, more)))
+    monkeypatch.setattr(
+        server, "serve", lambda models, **more: seen.append((models[0].settings, more))
+    )
     words = "--adapter a=x --adapter b=y --adapters dir --adapter-slots 7 --adapter-memory 1GB"
     words += " --max-adapters 9 --max-adapter-rank 64 --adapter-resolvers"
     main(["serve", *words.split(), "--adapter-root", "root", "--admin-key", "boss"])

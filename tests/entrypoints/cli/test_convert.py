@@ -58,6 +58,13 @@ def test_a_float_format_is_selected_by_dtype(folder: Path, tmp_path: Path) -> No
     assert formats(file)["blk.0.attn_norm.weight"] == "F32"
 
 
+def test_the_working_folder_has_a_name(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    assert convert(Path("."), tmp_path / "out").name == "tiny-F32.gguf"
+
+
 def test_a_folder_is_quantized_in_the_same_pass(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

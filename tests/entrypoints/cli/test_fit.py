@@ -146,7 +146,8 @@ def test_requested_rules_and_formats_apply(
 
 
 def test_a_token_reads_its_experts_and_one_row_of_the_embedding(fitted: Fitted) -> None:
-    found = fitted("mixtral", "--topology", "lm_head = float")["fits"]["q8_0"]["weights"]
+    words = ("--quant", "q8_0", "--topology", "lm_head = float")
+    found = fitted("mixtral", *words)["fits"]["q8_0"]["weights"]
     d, hidden = MIXTRAL["hidden_size"], MIXTRAL["intermediate_size"]
     experts, chosen = MIXTRAL["num_local_experts"], MIXTRAL["num_experts_per_tok"]
     vocab, layers = MIXTRAL["vocab_size"], MIXTRAL["num_hidden_layers"]
@@ -157,13 +158,13 @@ def test_a_token_reads_its_experts_and_one_row_of_the_embedding(fitted: Fitted) 
 def test_a_tied_head_reads_the_embedding(
     fitted: Fitted, models: dict[str, str], tmp_path: Path
 ) -> None:
-    alone = fitted("llama")["fits"]["q8_0"]
+    alone = fitted("llama", "--quant", "q8_0")["fits"]["q8_0"]
     tied = {**CONFIG, **SIZES, "tie_word_embeddings": True}
     models["tied"] = str(make_model(tmp_path / "tied", **tied))
     tensors = make_weights({**CONFIG, **SIZES})
     del tensors["lm_head.weight"]
     save_file(tensors, tmp_path / "tied" / "model.safetensors", {"format": "pt"})
-    shared = fitted("tied")["fits"]["q8_0"]
+    shared = fitted("tied", "--quant", "q8_0")["fits"]["q8_0"]
     assert shared["weights"]["read"] == alone["weights"]["read"]
     assert alone["speed"] == pytest.approx(1e9 / alone["weights"]["read"])
     held = alone["weights"]["nbytes"] - shared["weights"]["nbytes"]
@@ -244,7 +245,7 @@ def test_formats_with_fallbacks_are_marked(
 ) -> None:
     weights = {name: each["weights"] for name, each in fitted("odd")["fits"].items()}
     assert weights["as stored"]["fallbacks"] == 0 < weights["q8_0"]["fallbacks"]
-    out = ostro("fit", "-m", models["odd"], "--dtype", "float32").out
+    out = ostro("fit", "-m", models["odd"], "--dtype", "float32", "--quant", "q8_0").out
     assert " q8_0 * " in out and "* The rows of some weights" in out
     plain = ostro("fit", "-m", models["llama"], "--dtype", "float32", "--quant", "q8_0").out
     assert " q8_0 " in plain and "*" not in plain

@@ -52,7 +52,7 @@ def group_ticks(group: int) -> int:
 
 
 @pytest.mark.slow
-def test_an_idle_server_is_at_rest_and_ctrl_c_ends_it_silently(tmp_path: Path) -> None:
+def test_an_idle_server_is_at_rest_and_ctrl_c_ends_it(tmp_path: Path) -> None:
     with serving(make_model(tmp_path / "m")) as (process, ready):
         url = ready.partition(" at ")[2].partition(",")[0]
         request = {"prompt": "hello", "max_tokens": 4}
@@ -63,4 +63,5 @@ def test_an_idle_server_is_at_rest_and_ctrl_c_ends_it_silently(tmp_path: Path) -
         assert group_ticks(process.pid) - before < 0.01 * seconds * TICKS
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole group
         out, err = process.communicate(timeout=60)
-        assert (process.returncode, out, err) == (0, "", "")
+        ended = "ostro: SIGINT: stopping; 0 requests are running\n"
+        assert (process.returncode, out, err) == (0, "", ended)

@@ -45,11 +45,12 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("words", [["--help"], ["plugins"], ["run", "--help"], ["models"]])
-def test_what_only_looks_takes_no_time_and_no_torch(apart, words: list[str]) -> None:
-    ran = min((apart(*words) for _ in range(2)), key=lambda ran: ran.seconds)
+def test_listing_imports_little_and_no_torch(apart, words: list[str]) -> None:
+    ran = apart(*words)
     assert ran.code == 0 and ran.out
-    assert ran.err.splitlines()[-1] == "imported:"
-    assert ran.seconds < 0.3 or words == ["models"]
+    modules, heavy = ran.err.splitlines()[-2:]
+    assert heavy == "imported:"
+    assert int(modules.split()[0]) < 430
 
 
 def test_help_lists_every_command(ostro) -> None:

@@ -246,6 +246,27 @@ def test_standard_input_without_text(ostro, tiny: str, pipe, data: bytes, messag
     assert ran.code == 2 and message in ran.err and not ran.out
 
 
+@pytest.mark.parametrize("data", [b"", b"hello"])
+def test_the_nearest_alias_is_named_before_standard_input_is_read(
+    ostro, pipe, monkeypatch: pytest.MonkeyPatch, data: bytes
+) -> None:
+    def refuse(size: int) -> bytes:
+        raise AssertionError("standard input was read")
+
+    pipe(data)
+    monkeypatch.setattr(sys.stdin.buffer, "read", refuse)
+    ran = ostro("run", "smollm")
+    assert ran.code == 3 and not ran.out
+    assert "'smollm' not found; nearest:" in ran.err and "smollm2" in ran.err
+
+
+def test_a_prompt_in_the_place_of_the_model_is_refused_with_the_option(ostro, pipe) -> None:
+    pipe(b"")
+    ran = ostro("run", "What is 27 + 15?")
+    assert ran.code == 3 and "for a prompt without a model, use -i" in ran.err and not ran.out
+    assert "-i" not in ostro("run", "xyzzy").err
+
+
 def test_a_closed_standard_input(ostro, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", None)
     assert ostro("run", "-m", tiny, *GREEDY, "-i", "hello").code == 0

@@ -7,22 +7,7 @@ from typing import Any
 
 import pytest
 
-from ostro.core.records import Settings
 from ostro.entrypoints.cli import main
-from ostro.entrypoints.http import server
-
-
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """The options of each server that was started."""
-    found: list[dict[str, Any]] = []
-
-    def serve(settings: Settings, **options: Any) -> int:
-        found.append({"settings": settings, **options})
-        return 0
-
-    monkeypatch.setattr(server, "serve", serve)
-    return found
 
 
 @pytest.mark.parametrize(
@@ -30,9 +15,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     [
         ([], [(None, "starter")]),
         (["a"], [(None, "a")]),
-        (["a", "--port", "0", "x=b", "--also", "c"], [(None, "a"), "x=b", "c"]),
-        (["x=a", "y=b"], [("x", "a"), "y=b"]),
-        (["-m", "a", "b"], [(None, "a"), "b"]),
+        (["a", "--port", "0", "x=b", "--also", "c"], [(None, "a"), ("x", "b"), (None, "c")]),
+        (["x=a", "y=b"], [("x", "a"), ("y", "b")]),
+        (["-m", "a", "b"], [(None, "a"), (None, "b")]),
         (["-m", "x=a"], [("x", "a")]),
         (["a", "--name", "x"], [("x", "a")]),
         (["a=b.gguf"], [(None, "a=b.gguf")]),
@@ -49,7 +34,7 @@ def test_positionals_are_models(
     Path("a=b.gguf").touch()
     assert main(["serve", *words]) == 0
     (ran,) = started
-    assert [(ran["settings"].name, ran["settings"].reference), *ran["also"]] == models
+    assert [(each.settings.name, each.settings.reference) for each in ran["models"]] == models
 
 
 def test_two_names_of_a_model(

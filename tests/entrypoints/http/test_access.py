@@ -23,16 +23,21 @@ from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Route
 from ostro.entrypoints.http.app import make_app
 from ostro.entrypoints.http.listener import listen, url_of
-from ostro.entrypoints.http.middleware import AccessMiddleware, RequestId
+from ostro.entrypoints.http.measurement import RequestMetrics
+from ostro.entrypoints.http.middleware import AccessMiddleware, RequestMiddleware
 from ostro.entrypoints.operations.keys import Key, KeyRing, sha256_of
 from ostro.entrypoints.operations.operations import Operations
 from ostro.entrypoints.operations.quotas import Quotas
 
-PATHS = ["/v1/models", "/v1/models/echo", "/nowhere", "/v1/chat/completions", "/"]
+PATHS = ["/v1/models", "/v1/models/echo", "/nowhere", "/v1/chat/completions", "/v1"]
 
 
 def make_access(app: Any, *keys: str, hosts: Sequence[str] = ()) -> AccessMiddleware:
     return AccessMiddleware(app, ring=KeyRing.of(keys), quotas=Quotas(), hosts=hosts)
+
+
+def recorded(app: Any) -> RequestMiddleware:
+    return RequestMiddleware(app, RequestMetrics("echo"))
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +132,7 @@ def test_websockets_need_a_key(headers: Any, reached: bool, extension: bool) -> 
     scope = {"type": "websocket", "path": "/v1/realtime", "headers": headers}
     if extension:
         scope["extensions"] = {"websocket.http.response": {}}
-    middleware = RequestId(make_access(app, "secret", hosts=["box.lan"]))
+    middleware = recorded(make_access(app, "secret", hosts=["box.lan"]))
     asyncio.run(middleware(scope, None, send))  # type: ignore[arg-type]
     assert bool(calls) == reached
     if not reached and extension:
@@ -138,13 +143,27 @@ def test_websockets_need_a_key(headers: Any, reached: bool, extension: bool) -> 
         assert [message["type"] for message in sent] == ["websocket.close"]
 
 
+@pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/v1/lora_adapters", "/nowhere"])
+@pytest.mark.parametrize("key", ["", "x-api-key: wrong\r\n"])
+def test_websockets_over_a_socket_need_a_key(locked: Any, path: str, key: str) -> None:
+    """Paths of the scopes infer, metrics and admin, and one without a route."""
+    head = (
+        f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{key}Connection: Upgrade, close\r\n"
+        "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    )
+    answer = locked.talk(head.encode())
+    assert answer.startswith(b"HTTP/1.1 401 ") and b"invalid_api_key" in answer
+    assert b"sec-websocket-accept" not in answer.lower()
+
+
 def test_the_lifespan_needs_no_key() -> None:
     calls = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         calls.append(scope["type"])
 
-    middleware = RequestId(make_access(app, "secret"))
+    middleware = recorded(make_access(app, "secret"))
     asyncio.run(middleware({"type": "lifespan"}, None, None))  # type: ignore[arg-type]
     assert calls == ["lifespan"]
 
@@ -190,9 +209,7 @@ def test_request_ids(server: Any) -> None:
     assert answer.json()["id"] == "cmpl-trace-2"
 
 
-@pytest.mark.parametrize(
-    "path", ["/", "/nowhere", "/v1", "/v1/chat/completions/", "/documents", "/%00"]
-)
+@pytest.mark.parametrize("path", ["/nowhere", "/v1", "/v1/chat/completions/", "/documents", "/%00"])
 def test_unknown_routes(server: Any, path: str) -> None:
     response = server.http.get(path)
     assert response.status_code == 404
@@ -201,7 +218,7 @@ def test_unknown_routes(server: Any, path: str) -> None:
 
 
 def test_wrong_methods(server: Any) -> None:
-    response = server.http.get("/v1/chat/completions")
+    response = server.http.get("/v1/embeddings")
     assert response.status_code == 405 and "error" in response.json()
     assert server.http.post("/health").status_code == 405
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import io
 import json
 import time
@@ -93,9 +94,12 @@ def test_a_file_expires_as_requested(client: openai.OpenAI) -> None:
         ("limit=0", "limit"),
         ("limit=10001", "limit"),
         ("limit=x", "limit"),
+        ("limit=", "limit"),
         ("limit=5&limit=6", "limit"),
         ("order=up", "order"),
+        ("order=", "order"),
         ("after=banana", "after"),
+        ("after=", "after"),
         ("after=file-%00", None),
         ("color=red", "color"),
     ],
@@ -161,7 +165,11 @@ def test_the_client_uploads_a_file_in_parts(client: openai.OpenAI, folder: Path)
     )
     assert upload.status == "pending"
     parts = [client.uploads.parts.create(upload.id, data=data[n : n + 400]) for n in (0, 400, 800)]
-    done = client.uploads.complete(upload.id, part_ids=[part.id for part in parts])
+    ids, md5 = [part.id for part in parts], hashlib.md5(data).hexdigest()
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.uploads.complete(upload.id, part_ids=ids, md5="0" * 32)
+    assert caught.value.param == "md5"
+    done = client.uploads.complete(upload.id, part_ids=ids, md5=md5)
     assert done.status == "completed" and done.file is not None
     assert client.files.content(done.file.id).content == data
     client.files.delete(done.file.id)
@@ -265,6 +273,10 @@ def test_without_a_store_everything_else_works(stateless: Running) -> None:
         "/v1/files", data={"purpose": "vision"}, files={"file": ("a", b"x" * 100)}
     )
     assert sent.status_code == 400 and sent.json()["error"]["code"] == "unsupported"
+    image = stateless.post("/v1/images/generations", prompt="a", response_format="url")
+    error = image.json()["error"]
+    assert image.status_code == 400 and error["param"] == "response_format", image.text
+    assert error["code"] == "unsupported" and "use b64_json" in error["message"]
     assert stateless.chat("hi").status_code == 200
 
 

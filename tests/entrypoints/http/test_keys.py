@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,9 +18,13 @@ import httpx
 import openai
 import pytest
 
-from ostro.entrypoints.http.middleware import AccessMiddleware
+from ostro.core.plugins.manager import PluginManager
+from ostro.entrypoints.http.measurement import RequestMetrics
+from ostro.entrypoints.http.middleware import AccessMiddleware, RequestMiddleware
+from ostro.entrypoints.operations import quotas
 from ostro.entrypoints.operations.keys import KeyRing, sha256_of
 from ostro.entrypoints.operations.quotas import Quotas
+from ostro.entrypoints.operations.state import open_state
 
 WriteRing = Callable[..., KeyRing]
 
@@ -106,7 +111,8 @@ def test_tokens_per_minute(start: Any, write_ring: WriteRing) -> None:
     assert int(refused.headers["retry-after"]) > 50
     assert refused.headers["x-ratelimit-remaining-tokens"] == "35"
     refused = complete(server, "alice", prompt="x" * 101, max_tokens=1)
-    assert refused.status_code == 429 and "the request has 102 tokens" in refused.text
+    assert refused.status_code == 413 and "the request has 102 tokens" in refused.text
+    assert "retry-after" not in refused.headers
     assert complete(server, "alice", max_tokens=5).status_code == 200
 
 
@@ -171,6 +177,55 @@ def test_a_request_that_waits_too_long(start: Any, streamed: bool) -> None:
     assert refused.status_code == 503 and "waited 0.1 s" in refused.text
     server.service.engine.max_wait = None
     assert server.complete("a").status_code == 200
+
+
+def run_batch(server: Any, name: str, prompts: list[str], **fields: Any) -> list[dict[str, Any]]:
+    """The results of a message batch."""
+    url, headers = "/v1/messages/batches", {"x-api-key": name}
+    requests = [
+        {
+            "custom_id": f"r{n}",
+            "params": {
+                "model": "echo",
+                "messages": [{"role": "user", "content": prompt}],
+                **fields,
+            },
+        }
+        for n, prompt in enumerate(prompts)
+    ]
+    made = server.http.post(url, json={"requests": requests}, headers=headers).json()
+    path = f"{url}/{made['id']}"
+    found = None
+    for _ in range(60):  # a request of the client may be refused, too
+        time.sleep(0.25)
+        found = server.http.get(f"{path}/results", headers=headers)
+        if found.status_code == 200:
+            return [json.loads(line)["result"] for line in found.text.splitlines()]
+    raise AssertionError(found)
+
+
+def test_requests_of_a_batch_wait_for_the_limits_of_their_key(
+    start: Any, write_ring: WriteRing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They count, wait where others are refused, and fail only if they can never run."""
+    monkeypatch.setattr(quotas, "MINUTE", 1.0)
+    ring = write_ring(
+        alice={"requests_per_minute": 8, "concurrent_requests": 2},
+        bob={"tokens_per_minute": 120},
+    )
+    plugins = PluginManager()
+    plugins.load()
+    server = start(ring=ring, state=open_state("memory", 3600.0, plugins))
+    before = time.monotonic()
+    found = run_batch(server, "alice", ["hi"] * 12, max_tokens=1)
+    assert [each["type"] for each in found] == ["succeeded"] * 12
+    assert time.monotonic() - before > 1, "the requests of the batch count towards no limit"
+    found = run_batch(server, "bob", ["hi", "x" * 200, *["hi"] * 8], max_tokens=10)
+    assert [each["type"] for each in found] == ["succeeded", "errored", *["succeeded"] * 8]
+    error = found[1]["error"]["error"]
+    assert error["type"] == "request_too_large" and "120 tokens per minute" in error["message"]
+    headers = complete(server, "bob", max_tokens=1).headers
+    assert int(headers["x-ratelimit-remaining-tokens"]) < 114
 
 
 def test_allowed_models_and_adapters(start: Any, write_ring: WriteRing, tmp_path: Path) -> None:
@@ -280,7 +335,8 @@ def test_websockets_have_limits_and_callers(write_ring: WriteRing, key: str) -> 
         await access(scope, None, send)  # type: ignore[arg-type]
 
     ring, quotas = write_ring(alice={"requests_per_minute": 1}), Quotas()
-    access = AccessMiddleware(app, ring=ring, quotas=quotas, hosts=None)
+    inner = AccessMiddleware(app, ring=ring, quotas=quotas, hosts=None)
+    access = RequestMiddleware(inner, RequestMetrics("echo"))
     asyncio.run(connect())
     asyncio.run(connect())
     kinds = [message["type"] for message in sent]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import subprocess
 import sys
 import threading
@@ -48,6 +49,42 @@ def test_freed_memory_is_returned() -> None:
     )
     before, after = map(int, out.stdout.split())
     assert before - after > 100, (before, after)
+
+
+LARGE = """
+import ctypes, resource, sys, threading
+from pathlib import Path
+from ostro.entrypoints.http.budget import BodyBudget, trim_memory
+
+resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+if sys.argv[1] == "server":
+    BodyBudget(None)
+
+def rss():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() >> 20
+
+def work():
+    bytearray(b"x" * (30 << 20))
+    blocks = [bytearray(b"x" * (1 << 20)) for _ in range(40)]
+    blocks.clear()
+    trim_memory()
+
+before = rss()
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+print(rss() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="sets parameters of glibc")
+def test_large_blocks_are_returned() -> None:
+    """Without the parameters of the server, an arena keeps the blocks."""
+    kept = {}
+    for kind in ("server", "plain"):
+        command = [sys.executable, "-c", LARGE, kind]
+        kept[kind] = int(subprocess.run(command, capture_output=True, check=True).stdout)
+    assert kept["plain"] > 30 and kept["server"] < 10, kept
 
 
 def test_memory_is_trimmed_after_large_bodies(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,14 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
+import ostro
 from ostro.core.engine.request import JobOutput, PoolingRequest, Stats, TokenOutput, TokenRequest
 from ostro.core.errors import EngineDied
 from ostro.core.ipc import client
+from ostro.core.plugins.manager import PluginManager
+from ostro.core.records import API
 from ostro.entrypoints.http import measurement
 from ostro.entrypoints.http.measurement import RequestMetrics
+from ostro.entrypoints.operations.state import open_state
 
 LOAD = "/v1/load_lora_adapter"
 COMPLETIONS = {"model_name": "echo", "route": "/v1/completions", "key": ""}
@@ -229,3 +234,106 @@ def test_an_engine_that_does_not_answer_does_not_delay_the_scrape(
     finally:
         release.set()
         asking.join()
+
+
+def test_adapters_in_use_are_reported_to_gateways(start: Any, tmp_path: Path) -> None:
+    server = start(adapter_root=tmp_path)
+    (tmp_path / "one").mkdir()
+    assert server.post(LOAD, lora_name="sql", lora_path="one").status_code == 200
+    name = "vllm:lora_requests_info"
+    assert scrape(server)(name, running_lora_adapters="", waiting_lora_adapters="") is not None
+    server.echo.step_seconds = 0.01
+    body = {"prompt": "abc", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    with server.http.stream("POST", "/v1/completions", json=body | {"adapter": "sql"}) as response:
+        lines = response.iter_lines()  # while it lives, the connection stays open
+        next(lines)
+        found = scrape(server)(name, running_lora_adapters="sql", waiting_lora_adapters="")
+    assert found is not None and abs(found - time.time()) < 60
+
+
+def test_bytes_disconnects_and_refusals_are_counted(start: Any) -> None:
+    server = start(limit=1)
+    answer = server.complete("a" * 100, max_tokens=1)
+    server.echo.step_seconds = 0.01
+    body = {"prompt": "abc", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    with server.http.stream("POST", "/v1/completions", json=body) as response:
+        lines = response.iter_lines()  # while it lives, the connection stays open
+        next(lines)
+        value = scrape(server)
+        assert value("ostro_queue_sequences") == 1 and value("ostro_queue_tokens") == 3
+        assert value("ostro_http_requests_running") == 2, "the stream and the scrape"
+        assert value("ostro_http_body_bytes") > 50  # type: ignore[operator]
+        assert server.complete("b").status_code == 503
+        load = server.http.get("/load").json()
+        assert (load["server_load"], load["queued"], load["queue_limit"]) == (1, 1, 1)
+    wait_for(lambda: not server.service.engine.requests)
+    wait_for(lambda: scrape(server)("ostro_http_requests_running") == 1)
+    value, route = scrape(server), "/v1/completions"
+    assert value("ostro_queue_refused_total", reason="sequences") == 1
+    assert value("ostro_http_errors_total", route=route, code="overloaded") == 1
+    assert value("ostro_http_disconnects_total", route=route) == 1
+    assert value("ostro_http_body_bytes") == 0
+    assert value("ostro_http_request_bytes_total", route=route) > 100  # type: ignore[operator]
+    sent = value("ostro_http_response_bytes_total", route=route)
+    assert sent is not None and sent > len(answer.content)
+    assert value("ostro_event_loop_lag_seconds_count") is not None
+
+
+def test_documents_are_counted_by_kind(start: Any) -> None:
+    server = start(state=open_state("memory", None, loaded_plugins()))
+    for name in ("a.jsonl", "b.jsonl"):
+        files = {"file": (name, b"12345")}
+        answer = server.http.post("/v1/files", data={"purpose": "user_data"}, files=files)
+        assert answer.status_code == 200, answer.text
+    value = scrape(server)
+    assert value("ostro_store_documents", kind="file") == 2
+    assert value("ostro_store_bytes", kind="file") >= 10  # type: ignore[operator]
+
+
+def loaded_plugins() -> PluginManager:
+    plugins = PluginManager()
+    plugins.load()
+    return plugins
+
+
+def test_series_of_models_that_are_gone_stop() -> None:
+    names = ["a", "b"]
+    metrics = RequestMetrics("a", lambda: names)
+    for model in names:
+        metrics.begin(TokenRequest(id=model, tokens=[1], model=model))
+        metrics.receive(TokenOutput(id=model, tokens=[1], prompt_tokens=1, finish="length"))
+        metrics.end(model, None)
+    metrics.update(Stats(models={"a": Stats(steps=3), "b": Stats(steps=5)}))
+
+    def shown(model: str) -> bool:
+        text = generate_latest(metrics.registry).decode()
+        return f'model_name="{model}"' in text
+
+    assert shown("a") and shown("b")
+    names.remove("b")
+    metrics.update(Stats(models={"a": Stats(steps=3)}))
+    assert shown("a") and not shown("b")
+    names.append("b")
+    metrics.update(Stats(models={"a": Stats(steps=3), "b": Stats(steps=2)}))
+    steps = metrics.registry.get_sample_value("ostro_steps_total", {"model_name": "b"})
+    assert shown("b") and steps == 7, "the counters of a model that is loaded again continue"
+
+
+def test_a_scrape_after_many_requests_is_fast() -> None:
+    metrics = RequestMetrics("m")
+    for number in range(10_000):
+        metrics.begin(TokenRequest(id="a", tokens=[1], model=f"m{number % 4}"))
+        metrics.receive(TokenOutput(id="a", tokens=[1], prompt_tokens=1, finish="length"))
+        metrics.end("a", None)
+    times = []
+    for _ in range(5):
+        begun = time.thread_time()
+        text = generate_latest(metrics.registry)
+        times.append(time.thread_time() - begun)
+    assert min(times) <= 0.02 and b'model_name="m3"' in text, times
+
+
+def test_versions_are_those_of_the_installed_packages(server: Any) -> None:
+    found = server.http.get("/version").json()
+    assert found == {"version": ostro.__version__, "torch": found["torch"], "api": [*API]}
+    assert found["torch"].split(".")[0].isdigit()

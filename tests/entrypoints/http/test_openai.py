@@ -21,6 +21,12 @@ def text_of(events: list[dict[str, Any]], index: int = 0) -> str:
     return "".join(c["text"] if "text" in c else c["delta"].get("content", "") for c in choices)
 
 
+def test_the_list_of_models_has_no_parameters(server: Any) -> None:
+    refused = server.http.get("/v1/models?limit=1")
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "limit"
+    assert server.http.get("/v1/models").status_code == 200
+
+
 def test_chat(server: Any) -> None:
     answer = server.chat("hi").json()
     assert answer["object"] == "chat.completion" and answer["model"] == "echo"
@@ -32,7 +38,19 @@ def test_chat(server: Any) -> None:
         "prompt_tokens": length,
         "completion_tokens": length,
         "total_tokens": 2 * length,
-        "prompt_tokens_details": {"cached_tokens": length // 2},
+        "prompt_tokens_details": {
+            "cached_tokens": length // 2,
+            "text_tokens": length,
+            "image_tokens": 0,
+            "audio_tokens": 0,
+        },
+        "completion_tokens_details": {
+            "reasoning_tokens": 0,
+            "text_tokens": length,
+            "audio_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
     }
 
 
@@ -182,10 +200,11 @@ def test_sampling_arrives(server: Any) -> None:
         repetition_penalty=1.2, presence_penalty=0.3, frequency_penalty=0.4, min_tokens=1,
         ignore_eos=True, max_tokens=3, stop_token_ids=[9], priority=-2, cache_salt="s",
         dry_multiplier=0.8, dry_base=1.5, dry_allowed_length=3, dry_penalty_last_n=64,
+        speculate=False,
     )  # fmt: skip
     request = server.echo.seen[-1]
     rules = request.sampling
-    assert (request.priority, request.salt) == (-2, "s")
+    assert (request.priority, request.salt, request.speculate) == (-2, "s", False)
     assert (rules.temperature, rules.top_k, rules.top_p, rules.min_p) == (0.5, 4, 0.9, 0.1)
     assert (rules.typical_p, rules.repetition_penalty) == (0.8, 1.2)
     assert (rules.presence_penalty, rules.frequency_penalty, rules.seed) == (0.3, 0.4, 7)
@@ -198,8 +217,9 @@ def test_sampling_arrives(server: Any) -> None:
 
 def test_defaults(server: Any) -> None:
     server.complete("a")
+    assert server.echo.seen[-1].speculate
     rules = server.echo.seen[-1].sampling
-    assert (rules.temperature, rules.top_p, rules.n, rules.max_tokens) == (1.0, 1.0, 1, 4095)
+    assert (rules.temperature, rules.top_p, rules.n, rules.max_tokens) == (1.0, 1.0, 1, 16)
     assert rules.logprobs is None and rules.seed is None
 
 

@@ -58,7 +58,8 @@ def test_extensions_and_fields_without_effect_are_marked(document: dict[str, Any
     chat = schemas["ChatRequest"]
     assert chat["properties"]["min_p"]["x-ostro-extension"]
     assert "x-ostro-extension" not in chat["properties"]["top_p"]
-    assert "without effect" in chat["properties"]["user"]["description"]
+    assert "No effect" in chat["properties"]["user"]["description"]
+    assert "store" not in schemas["CompletionRequest"]["properties"]
     assert chat["additionalProperties"] is False and chat["required"] == ["messages"]
 
 
@@ -101,3 +102,31 @@ def test_responses_have_the_documented_fields(server: Any, document: dict[str, A
         schema, content = schemas[name], response.json()
         assert content.keys() <= schema["properties"].keys(), name
         assert {*schema.get("required", ())} <= content.keys(), name
+
+
+def test_optional_fields_of_json_requests_allow_null(document: dict[str, Any]) -> None:
+    """As the server does: null stands for an absent field."""
+    fields = document["components"]["schemas"]["RerankBody"]["properties"]
+    assert fields["return_documents"] == {
+        "default": True,
+        "anyOf": [{"type": "boolean"}, {"type": "null"}],
+    }
+    assert {"type": "null"} not in fields["query"].get("anyOf", [])
+    assert all(
+        each.get("default", ...) is not None or {"type": "null"} in each["anyOf"]
+        for each in fields.values()
+    )
+
+
+def test_events_are_described_as_json_in_their_data(document: dict[str, Any]) -> None:
+    answers = document["paths"]["/v1/completions"]["post"]["responses"]["200"]["content"]
+    data = answers["text/event-stream"]["schema"]["properties"]["data"]
+    assert data["contentSchema"] == {"$ref": "#/components/schemas/TextCompletionChunk"}
+    assert "schema" in answers["application/json"]
+
+
+def test_other_methods_of_a_path_are_listed(server: Any) -> None:
+    response = server.http.request("OPTIONS", "/v1/files/file-1")
+    assert response.status_code == 405
+    assert response.headers["allow"] == "DELETE, GET, HEAD"
+    assert "use DELETE, GET, HEAD" in response.json()["error"]["message"]

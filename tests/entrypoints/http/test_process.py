@@ -23,6 +23,7 @@ from ostro.core.records import Settings
 from ostro.entrypoints.http.listener import listen
 from ostro.entrypoints.http.server import Options, Server
 from ostro.entrypoints.operations.keys import sha256_of
+from ostro.entrypoints.serve_config import ModelOptions
 
 CHAT = "/v1/chat/completions"
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "temperature": 0}
@@ -62,8 +63,9 @@ def test_a_client_that_leaves_mid_stream_holds_no_block(real: RunningServer) -> 
 def test_a_model_that_computes_no_numbers_is_not_served(tmp_path: Path) -> None:
     damaged = make_model(tmp_path / "damaged")
     change_weights(damaged, model__norm__weight=torch.full((32,), float("nan")))
+    asked = Settings(reference=str(damaged))
     with closing(listen("127.0.0.1", 0, False)) as listener:
-        server = Server(Settings(reference=str(damaged)), Options(), listener, 0.0)
+        server = Server([ModelOptions(settings=asked)], Options(), listener, 0.0)
         with pytest.raises(CheckpointError, match=r"damaged: .* NaN or Inf; .* download its files"):
             asyncio.run(server.run())
 

@@ -25,19 +25,22 @@ from ostro.core.records import Settings
 from ostro.entrypoints.http.server import serve
 from ostro.entrypoints.open import name_of
 from ostro.entrypoints.operations.keys import sha256_of
+from ostro.entrypoints.serve_config import ModelOptions
 
 SCRIPT = """
 import sys, json
 from ostro.core.errors import OstroError
 from ostro.core.records import Settings
 from ostro.entrypoints.http.server import serve
+from ostro.entrypoints.serve_config import ModelOptions
 settings, options = json.loads(sys.argv[1])
 def heavy():
     return sorted({"torch", "transformers"} & set(sys.modules))
 import atexit
 atexit.register(lambda: print("heavy", heavy(), flush=True))
 try:
-    code = serve(Settings(**settings), **options, ready=lambda url: print("ready", url, flush=True))
+    models = [ModelOptions(settings=Settings(**settings))]
+    code = serve(models, **options, ready=lambda url: print("ready", url, flush=True))
 except OstroError as error:
     print(f"ostro: {error}", file=sys.stderr)
     code = error.exit_code
@@ -182,11 +185,11 @@ def test_serve(launch: Launch) -> None:
 
 def test_access_log_has_no_query_strings(launch: Launch) -> None:
     server = launch(access_log=True)
-    assert httpx.get(f"{server.url}/v1/models?api_key=hidden").status_code == 200
+    assert httpx.get(f"{server.url}/health?api_key=hidden").status_code == 200
     assert httpx.get(f"{server.url}/a%0Ab?hidden").status_code == 404
     server.process.send_signal(signal.SIGTERM)
     _, _, err = server.end()
-    assert '"GET /v1/models HTTP/1.1" 200' in err and '"GET /a%0Ab HTTP/1.1" 404' in err
+    assert '"GET /health HTTP/1.1" 200' in err and '"GET /a%0Ab HTTP/1.1" 404' in err
     assert "hidden" not in err
 
 
@@ -424,18 +427,20 @@ def test_failing_start(launch: Launch, kind: str, code: int) -> None:
     assert found == code and err.splitlines()[-1] == f"ostro: loading fails: {kind}"
 
 
+def models_of(path: Path) -> list[ModelOptions]:
+    return [ModelOptions(settings=Settings(reference=str(path)))]
+
+
 def test_missing_model(launch: Launch, tmp_path: Path) -> None:
     with pytest.raises(Exception, match="nowhere") as raised:
-        serve(
-            Settings(reference=str(tmp_path / "nowhere")), port=0, engine="echo.engine:open_engine"
-        )
+        serve(models_of(tmp_path / "nowhere"), port=0, engine="echo.engine:open_engine")
     assert getattr(raised.value, "exit_code", 0) == 3
 
 
 def test_port_in_use(model: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         with pytest.raises(UsageError, match="in use"):
-            serve(Settings(reference=str(model)), port=taken.getsockname()[1])
+            serve(models_of(model), port=taken.getsockname()[1])
 
 
 def test_models_are_named_after_their_reference(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""Embeddings, rankings and labels over HTTP, from the real engine in a process of its own."""
+"""Embeddings, rankings and labels over HTTP, from the real engine in a process of its own.
+
+`tests/plugins/apis/ranking` has the other forms of rankings, scores and labels.
+"""
 
 from __future__ import annotations
 
@@ -45,6 +48,14 @@ def test_models_are_listed(server: RunningServer, folders: dict[str, Path]) -> N
     listed = server.get("/v1/models").json()["data"]
     assert [card["id"] for card in listed] == list(folders)
     assert listed[1]["max_model_len"] == 64
+
+
+def test_inputs_are_truncated_on_request(server: RunningServer) -> None:
+    body = {"input": "hello " * 70, "model": "bert"}
+    assert server.post("/v1/embeddings", **body).status_code == 400
+    for tokens, used in ((5, 5), (-1, 64)):
+        answer = server.post("/v1/embeddings", **body, truncate_prompt_tokens=tokens)
+        assert answer.json()["usage"]["prompt_tokens"] == used
 
 
 def test_embeddings_equal_those_of_python(server: RunningServer, folders: dict[str, Path]) -> None:
@@ -103,25 +114,34 @@ def test_a_model_is_found_by_its_task(server: RunningServer, folders: dict[str, 
         ("embeddings", {"input": "a", "dimensions": 33}, 400, "1..32"),
         ("embeddings", {"input": "a", "prompt": "query"}, 400, "no prompt"),
         ("embeddings", {"input": [[1, 99999]]}, 400, "99999"),
-        ("rerank", {"query": "a", "documents": [{"title": "b"}]}, 400, "text is missing"),
-        ("rerank", {"query": "a", "documents": []}, 400, "no input"),
         ("chat/completions", {"messages": "a"}, 400, "supports embed"),
     ],
 )
 def test_a_rejected_request_leaves_the_next_working(
     server: RunningServer, path: str, body: dict[str, Any], status: int, message: str
 ) -> None:
-    model = "ranker" if path == "rerank" else "bert"
-    answer: httpx.Response = server.post(f"/v1/{path}", **body, model=model)
+    answer: httpx.Response = server.post(f"/v1/{path}", **body, model="bert")
     assert answer.status_code == status, answer.text
     assert message in answer.json()["error"]["message"]
     assert server.post("/v1/embeddings", input="a", model="bert").status_code == 200
 
 
-ROUTES: dict[str, tuple[str, dict[str, Any], str]] = {
-    "bert": ("/v1/embeddings", {"input": "hello world"}, "data"),
-    "ranker": ("/v1/rerank", {"query": "hello", "documents": TEXTS}, "results"),
-    "judge": ("/v1/classify", {"input": TEXTS}, "data"),
+PAIRS = {"text_1": "hello", "text_2": TEXTS}
+ROUTES: dict[str, list[tuple[str, dict[str, Any], str]]] = {
+    "bert": [
+        ("/v1/embeddings", {"input": "hello world"}, "data"),
+        ("/pooling", {"input": "hello world"}, "data"),
+        ("/score", PAIRS, "data"),
+    ],
+    "ranker": [
+        ("/v1/rerank", {"query": "hello", "documents": TEXTS}, "results"),
+        ("/v2/rerank", {"query": "hello", "documents": TEXTS}, "results"),
+        ("/v1/score", PAIRS, "data"),
+    ],
+    "judge": [
+        ("/v1/classify", {"input": TEXTS}, "data"),
+        ("/pooling", {"input": TEXTS, "task": "classify"}, "data"),
+    ],
 }
 KINDS = {
     "bert": ("BertModel", {}),
@@ -135,7 +155,6 @@ def test_responses_list_adapters(name: str, tmp_path: Path) -> None:
     kind, more = KINDS[name]
     reference = make_bert(tmp_path / name, kind, **more)
     train(reference, tmp_path / "it", r=4, target_modules=["query", "value", "dense"])
-    path, asked, where = ROUTES[name]
     settings = Settings(
         reference=str(tmp_path / name),
         dtype="float32",
@@ -143,12 +162,14 @@ def test_responses_list_adapters(name: str, tmp_path: Path) -> None:
         adapter_root=str(tmp_path),
     )
     with serving(settings) as server:
-        plain, adapted = server.post(path, **asked).json(), server.post(path, **asked, adapter="it")
-        assert adapted.status_code == 200, adapted.text
-        [known] = server.get("/v1/lora_adapters").json()["data"]
-        assert "adapter_generations" not in plain
-        assert adapted.json()["adapter_generations"] == [known["generation"]]
-        assert adapted.json()[where] != plain[where]
-        assert adapted.json()["usage"] == plain["usage"]
-        mute = server.post(path, **asked, adapter={"name": "it", "scale": 0}).json()
-        assert mute["adapter_generations"] == [] and mute[where] == plain[where]
+        for path, asked, where in ROUTES[name]:
+            plain, adapted = server.post(path, **asked), server.post(path, **asked, adapter="it")
+            assert adapted.status_code == 200, adapted.text
+            [known] = server.get("/v1/lora_adapters").json()["data"]
+            before, after = plain.json(), adapted.json()
+            assert "adapter_generations" not in before
+            assert after["adapter_generations"] == [known["generation"]]
+            assert after[where] != before[where]
+            assert after.get("usage") == before.get("usage")
+            mute = server.post(path, **asked, adapter={"name": "it", "scale": 0}).json()
+            assert mute["adapter_generations"] == [] and mute[where] == before[where]

@@ -21,7 +21,7 @@ from ostro.core.errors import DocumentNotFound, RequestError, StoreError
 from ostro.core.plugins.manager import PluginManager
 from ostro.entrypoints.operations import batch_lines, batch_runner
 from ostro.entrypoints.operations.batch_lines import LineError, LineResult, line_id, line_kind
-from ostro.entrypoints.operations.batch_runner import BatchRunner
+from ostro.entrypoints.operations.batch_runner import BatchRunner, Busy
 from ostro.entrypoints.operations.batches import (
     ENDED,
     JOB_KIND,
@@ -72,7 +72,10 @@ class Server:
         )
         self.batches = Batches(self.state, self.runner.notify)
 
-    async def execute(self, url: str, body: Mapping[str, Any], name: str) -> tuple[int, bytes]:
+    async def execute(
+        self, url: str, given: Mapping[str, msgspec.Raw], name: str
+    ) -> tuple[int, bytes]:
+        body = msgspec.json.decode(msgspec.json.encode(given))
         self.asked.append(body["n"])
         self.owners.add(name)
         self.now += 1
@@ -82,6 +85,8 @@ class Server:
         finally:
             self.now -= 1
         status, content = self.answer(body)
+        if status in (429, 503):
+            raise Busy
         return status, msgspec.json.encode(content)
 
     async def create(self, lines: bytes, caller: Caller = ANN, **more: Any) -> Batch:
@@ -92,7 +97,7 @@ class Server:
         return await self.batches.create(request, caller)
 
     async def end_of(self, batch: Batch, caller: Caller = ANN) -> Batch:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while (found := await self.batches.get(batch.id, caller)).status not in ENDED:
                 await asyncio.sleep(0.02)
         return found
@@ -154,7 +159,8 @@ def test_every_request_gets_its_result_in_order(plugins: PluginManager) -> None:
         assert (batch.status, batch.total) == ("validating", 0)
         done = await server.end_of(batch)
         assert (done.status, done.total, done.completed, done.failed) == ("completed", 20, 20, 0)
-        assert done.request.metadata == {"team": "a"} and done.model == "tiny"
+        assert done.request is not None and done.request.metadata == {"team": "a"}
+        assert done.model == "tiny"
         assert (done.usage.input, done.usage.output) == (100, 40)
         assert list(done.times) == ["in_progress", "finalizing", "completed"]
         assert done.error_file is None
@@ -247,6 +253,31 @@ def test_a_busy_server_is_asked_again(plugins: PluginManager) -> None:
 
     run(work, plugins, answer=answer)
     assert len(asked) == 7
+
+
+def test_a_caller_beyond_its_limit_does_not_delay_others(plugins: PluginManager) -> None:
+    """Requests that wait give back their slots, and no more of their batch are tried meanwhile."""
+    closed, tried = [True], list[int]()
+
+    def answer(body: Mapping[str, Any]) -> tuple[int, Any]:
+        if body["n"] < 100:
+            tried.append(body["n"])
+            if closed[0]:
+                raise Busy(0.3)
+        return succeed(body)
+
+    async def work(server: Server) -> None:
+        late = await server.create(jsonl(*(line(n) for n in range(50))))
+        while not tried:
+            await asyncio.sleep(0.01)
+        other = await server.create(jsonl(*(line(n) for n in range(100, 150))), BOB)
+        assert (await server.end_of(other, BOB)).completed == 50
+        assert (await server.batches.get(late.id, ANN)).completed == 0
+        assert set(tried) <= {0, 1, 2, 3}  # as many as there are slots
+        closed[0] = False
+        assert (await server.end_of(late)).completed == 50
+
+    run(work, plugins, answer=answer)
 
 
 @pytest.mark.parametrize(
@@ -343,6 +374,7 @@ def test_an_input_file_that_is_deleted_before_the_start_fails_the_batch(
     async def main() -> None:
         server = Server(open_state("memory", None, plugins), succeed)
         batch = await server.create(jsonl(line(0)))
+        assert batch.request is not None
         await server.files.delete(batch.request.input_file_id, ANN)
         running = asyncio.create_task(server.runner.run())
         done = await server.end_of(batch)
@@ -485,8 +517,9 @@ from ostro.entrypoints.operations.state import open_state
 
 async def execute(url, body, caller):
     await asyncio.sleep(0.01)
-    print(body["n"], flush=True)
-    return 200, b'{"n": %d, "by": "child"}' % body["n"]
+    n = bytes(body["n"])
+    print(n.decode(), flush=True)
+    return 200, b'{"n": %s, "by": "child"}' % n
 
 async def main():
     plugins = PluginManager()

@@ -7,7 +7,14 @@ import random
 import pytest
 
 from ostro.entrypoints.operations.keys import Key, sha256_of
-from ostro.entrypoints.operations.quotas import Bucket, Quota, Quotas, RateLimited, duration
+from ostro.entrypoints.operations.quotas import (
+    Bucket,
+    Quota,
+    Quotas,
+    RateLimited,
+    RequestTooLarge,
+    duration,
+)
 
 
 def key(**fields: int) -> Key:
@@ -115,7 +122,7 @@ def test_a_request_reserves_at_most_the_limit(clock: Clock) -> None:
     assert quota.tokens is not None and quota.tokens.remaining == 0
     with pytest.raises(RateLimited):
         quota.reserve(1, 1)
-    with pytest.raises(RateLimited, match="the request has 101 tokens"):
+    with pytest.raises(RequestTooLarge, match="the request has 101 tokens"):
         quota.reserve(101, 101)
     clock.now += 60
     assert quota.reserve(10, 20).amount == 20

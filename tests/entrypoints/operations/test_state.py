@@ -23,7 +23,14 @@ from ostro.core.errors import (
 )
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.store import new_id
+from ostro.entrypoints.operations.keys import Key
 from ostro.entrypoints.operations.state import State, open_state, read_chunks
+from ostro.entrypoints.operations.store_limits import (
+    MOMENT,
+    REFRESH_SECONDS,
+    StoreFull,
+    StoreLimitReached,
+)
 
 
 class Note(msgspec.Struct):
@@ -51,6 +58,76 @@ def run(work: Callable[[State], Awaitable[Any]], state: State) -> Any:
             await state.close()
 
     return asyncio.run(main())
+
+
+def key(**limits: int) -> Key:
+    return Key(name="ann", sha256="0" * 64, **limits)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("limits", "total", "error", "words"),
+    [
+        ({"stored_documents": 3}, None, StoreLimitReached, "3 documents (stored_documents)"),
+        ({"stored_bytes": 3_563}, None, StoreLimitReached, "(stored_bytes)"),
+        ({}, 3_563, StoreFull, "(--store-limit)"),
+    ],
+    ids=["documents", "bytes", "server"],
+)
+def test_limits_of_what_is_stored(
+    plugins: PluginManager, limits: Any, total: int | None, error: Any, words: str, tmp_path: Path
+) -> None:
+    """A deletion gives room back; other owners, and replaced documents, are no reason to refuse."""
+    state = open_state(str(tmp_path / "state"), None, plugins, total)
+    state.limits.key_of = lambda name: key(**limits) if name == "ann" else None
+
+    async def put(id: str, owner: str = "ann", **more: Any) -> int:
+        return await state.put(owner, "note", id, Note("x" * 1000), **{"limited": True, **more})
+
+    async def work(state: State) -> None:
+        if total is None:
+            await put("other", "bob")
+        for id in "abaabb":
+            await put(id)
+        async with state.writing_blob() as blob:
+            await blob.write(b"x" * 500)
+        await put("c", blob=blob)
+        for refused in (put("d"), state.room("ann"), state.require_room("ann", 1, 600)):
+            with pytest.raises(error) as raised:
+                await refused
+            assert words in str(raised.value)
+        if total is None:
+            await put("more", "bob")
+        await put("d", limited=False)  # of a request that was accepted
+        await state.delete("ann", "note", "c")
+        await state.delete("ann", "note", "d")
+        assert await state.room("ann") >= 1000
+        await put("e")
+
+    run(work, state)
+
+
+def test_a_limit_holds_for_documents_of_other_servers(
+    plugins: PluginManager, tmp_path: Path
+) -> None:
+    location = str(tmp_path / "state")
+    first, second = (open_state(location, None, plugins, 2_500) for _ in range(2))
+    now = [0.0]
+    for each in (first, second):
+        each.limits.clock = lambda: now[0]
+
+    async def main() -> None:
+        await second.put("bob", "note", "a", Note("x" * 1000), limited=True)
+        await first.put("ann", "note", "a", Note("x" * 1000), limited=True)
+        now[0] += REFRESH_SECONDS
+        with pytest.raises(StoreFull):
+            await second.put("bob", "note", "b", Note("x" * 1000), limited=True)
+        await first.delete("ann", "note", "a")
+        now[0] += MOMENT
+        await second.put("bob", "note", "b", Note("x" * 1000), limited=True)
+        for each in (first, second):
+            await each.close()
+
+    asyncio.run(main())
 
 
 def test_values_come_back(plugins: PluginManager) -> None:
@@ -146,7 +223,7 @@ def test_blobs_are_streamed(plugins: PluginManager, tmp_path: Path) -> None:
             for _ in range(3):
                 await blob.write(b"x" * 700_000)
         assert blob.size == 2_100_000
-        await state.put("ann", "note", "n", Note(), blob=blob.name)
+        await state.put("ann", "note", "n", Note(), blob=blob)
         document = (await state.get("ann", "note", "n", Note)).document
         chunks = [each async for each in read_chunks(await state.open_blob(document))]
         assert [len(each) for each in chunks] == [1 << 20, 1 << 20, 2_100_000 - (2 << 20)]
@@ -161,7 +238,10 @@ def test_a_lost_blob_of_a_document_is_an_error_of_the_store(
     plugins: PluginManager, tmp_path: Path
 ) -> None:
     async def work(state: State) -> None:
-        await state.put("ann", "note", "n", Note(), blob="0" * 32)
+        async with state.writing_blob() as blob:
+            await blob.write(b"x")
+        await state.put("ann", "note", "n", Note(), blob=blob)
+        (tmp_path / "state/blobs" / blob.name).unlink()
         with pytest.raises(StoreError, match="No such file"):
             await state.open_blob((await state.get("ann", "note", "n", Note)).document)
 

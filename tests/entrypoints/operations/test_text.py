@@ -8,32 +8,18 @@ from typing import Any
 
 import msgspec
 import pytest
+from echo.generation import SCRIPT
 
 from ostro.core.engine.request import TokenLogprobs
 from ostro.core.pipeline import TextDelta, Usage
-from ostro.entrypoints.http import responses
+from ostro.entrypoints.http import openai_types
 from ostro.entrypoints.operations.text import (
     ChoiceBuilder,
     ChoiceEnd,
     Event,
     Generation,
-    ReasoningPiece,
     TextPiece,
-    ToolCallArguments,
-    ToolCallStart,
 )
-
-EVENTS: list[Event] = [
-    ReasoningPiece(text="The user "),
-    ReasoningPiece(text="wants Paris."),
-    TextPiece(text="Let me see."),
-    ToolCallStart(call=0, id="call_1", name="weather"),
-    ToolCallArguments(call=0, text='{"city": '),
-    ToolCallStart(call=1, id="call_2", name="time"),
-    ToolCallArguments(call=0, text='"Paris"}'),
-    ToolCallArguments(call=1, text="{}"),
-    ChoiceEnd(finish="stop"),
-]
 
 
 class Deltas:
@@ -91,9 +77,9 @@ def test_the_choices_of_a_completion_are_the_sums_of_their_events() -> None:
 
 def test_reasoning_and_tool_calls_are_parts_of_a_message() -> None:
     builder = ChoiceBuilder()
-    for event in EVENTS:
+    for event in SCRIPT:
         builder.add(event)
-    found = msgspec.to_builtins(responses.chat_choice(builder.build(), str))
+    found = msgspec.to_builtins(openai_types.chat_choice(builder.build(), str))
     message = found["message"]
     assert message["content"] == "Let me see."
     assert message["reasoning_content"] == "The user wants Paris."
@@ -105,11 +91,11 @@ def test_reasoning_and_tool_calls_are_parts_of_a_message() -> None:
 
 def test_the_chunks_of_a_stream_add_up_to_the_message() -> None:
     chunks = [
-        msgspec.to_builtins(responses.chat_chunk_choice(event, str, first=i == 0))
-        for i, event in enumerate(EVENTS)
+        msgspec.to_builtins(openai_types.chat_chunk_choice(event, str, first=i == 0))
+        for i, event in enumerate(SCRIPT)
     ]
     deltas = [chunk["delta"] for chunk in chunks]
-    assert [delta.get("role") for delta in deltas] == ["assistant", *[None] * (len(EVENTS) - 1)]
+    assert [delta.get("role") for delta in deltas] == ["assistant", *[None] * (len(SCRIPT) - 1)]
     assert "".join(x.get("reasoning_content", "") for x in deltas) == "The user wants Paris."
     assert "".join(x.get("content", "") for x in deltas) == "Let me see."
     calls: dict[int, dict[str, Any]] = {}
@@ -119,10 +105,11 @@ def test_the_chunks_of_a_stream_add_up_to_the_message() -> None:
         calls[call["index"]]["text"] += call["function"]["arguments"]
     assert calls[0] == {"id": "call_1", "name": "weather", "text": '{"city": "Paris"}'}
     assert calls[1] == {"id": "call_2", "name": "time", "text": "{}"}
-    assert [chunk["finish_reason"] for chunk in chunks] == [*[None] * (len(EVENTS) - 1), "stop"]
+    ends = [chunk["finish_reason"] for chunk in chunks]
+    assert ends == [*[None] * (len(SCRIPT) - 1), "tool_calls"]
 
 
 @pytest.mark.parametrize("event", [TextPiece(text="hi"), ChoiceEnd(finish="stop")])
 def test_the_first_chunk_has_a_role_and_content(event: Event) -> None:
-    delta = msgspec.to_builtins(responses.chat_chunk_choice(event, str, first=True))["delta"]
+    delta = msgspec.to_builtins(openai_types.chat_chunk_choice(event, str, first=True))["delta"]
     assert delta == {"role": "assistant", "content": getattr(event, "text", "")}

@@ -17,6 +17,7 @@ from ostro.entrypoints.cli.chat.conversation import Conversation
 from ostro.entrypoints.cli.chat.display import PlainDisplay
 from ostro.entrypoints.cli.chat.session import Session
 from ostro.entrypoints.local_model import Piece
+from ostro.plugins.parsers.generic.parser import FallbackParser
 from ostro.plugins.pipelines.text.prepare import Preparer
 
 
@@ -63,6 +64,9 @@ class FakeModel:
         self.prompts.append([dict(message) for message in conversation])
         self.used.append(options)
         return Prompt(tokens=[1] * 10)
+
+    def parser(self, prompt: Prompt, **options: Any) -> FallbackParser:
+        return FallbackParser("", ())
 
     def stream(self, prompt: Prompt, **options: Any) -> Iterator[Piece]:
         self.used[-1] |= options

@@ -48,6 +48,7 @@ def test_text_between_triple_quotes_is_one_message(open_session: Open) -> None:
     [
         ("/bogus", "unknown command /bogus; see /help"),
         ("/exti", "unknown command /exti; nearest: /exit; see /help"),
+        ("/temperature 0", "unknown command /temperature; nearest: /set temperature; see /help"),
         ("/set temprature 1", "unknown parameter 'temprature'; nearest: temperature"),
         ("/set temperature", "expected /set temperature VALUE"),
         ("/set temperature hot", "sampling: Expected `float`"),

@@ -12,8 +12,9 @@ from ostro.core.engine.request import AdapterRef
 from ostro.core.errors import OstroError, RequestError
 from ostro.core.ipc.messages import AdapterInfo
 from ostro.core.pipeline import ModelTarget
-from ostro.entrypoints.http.audio import transcription_of
+from ostro.entrypoints.http.forms import parse_form
 from ostro.entrypoints.operations.adapters import adapter_refs
+from ostro.entrypoints.operations.media import TranscriptionRequest
 
 
 @pytest.mark.parametrize(
@@ -143,7 +144,8 @@ def test_the_engine_resolves_unknown_names(server: Any) -> None:
 
 def test_forms_name_adapters() -> None:
     def wanted(**fields: str) -> list[tuple[str, float]]:
-        return [(w.name, w.scale) for w in adapter_refs(transcription_of(FormData(fields)))]
+        request = parse_form(FormData(fields), TranscriptionRequest, ())
+        return [(ref.name, ref.scale) for ref in adapter_refs(request)]
 
     assert wanted() == []
     assert wanted(adapter="sql") == wanted(adapters="sql") == [("sql", 1)]

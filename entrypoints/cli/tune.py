@@ -1,0 +1,150 @@
+"""`ostro tune`: measure which options make a model fast on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ostro.core.errors import UsageError
+from ostro.entrypoints.cli.options import add_model_options, add_reference, parse_settings
+
+if TYPE_CHECKING:
+    from ostro.entrypoints.bench.tune import Tuning
+
+STORED = "stored"
+"""The format of the checkpoint, as a candidate."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.description = (
+        "Measure the tokens per second of a model with several formats, KV caches, numbers of "
+        "threads and numbers of sequences. Ctrl-C ends it with what is known. `ostro fit` "
+        "estimates instead of measuring, and `ostro quality` measures what a format loses."
+    )
+    add_reference(parser)
+    add_model_options(parser)
+    add = parser.add_argument_group("tune").add_argument
+    add(
+        "--formats",
+        default="stored,q8_0",
+        metavar="F,F...",
+        help="formats to measure; stored is that of the model (default: stored,q8_0)",
+    )
+    add(
+        "--kv-dtypes",
+        default="auto",
+        metavar="T,T...",
+        help="dtypes of the KV cache to measure (default: auto)",
+    )
+    add(
+        "--streams",
+        default="4,16",
+        metavar="N,N...",
+        help="numbers of concurrent requests to measure (default: 4,16)",
+    )
+    add(
+        "--seconds",
+        type=float,
+        default=120,
+        metavar="S",
+        help="begin no measurement after this time (default: 120)",
+    )
+    add(
+        "--write",
+        type=Path,
+        metavar="FILE",
+        help="write the fastest options as a file for `ostro serve --config` (default: none)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, print a table and write the file."""
+    from ostro.core.plugins.manager import PluginManager
+    from ostro.entrypoints.bench.tune import Tuner
+    from ostro.entrypoints.cli.stages import stages
+
+    settings = parse_settings(args)
+    counts = parse_streams(args.streams)
+    formats = [None if word == STORED else word for word in parse_words("--formats", args.formats)]
+    kv_dtypes = parse_words("--kv-dtypes", args.kv_dtypes)
+    if settings.quant is not None:
+        raise UsageError("--quant: use --formats, which lists the formats to measure")
+    if settings.kv_dtype != "auto":
+        raise UsageError("--kv-dtype: use --kv-dtypes, which lists the dtypes to measure")
+    if not args.seconds > 0:
+        raise UsageError(f"--seconds {args.seconds}: expected a positive number")
+    if args.write is not None and args.write.exists():
+        raise UsageError(f"--write {args.write}: the file exists; remove it or name another")
+    if args.write is not None and not args.write.parent.is_dir():
+        raise UsageError(f"--write {args.write}: there is no such folder")
+    plugins = PluginManager()
+    plugins.load(settings, args.plugin)
+    with stages() as progress:
+        tuner = Tuner(settings, plugins, seconds=args.seconds, progress=progress)
+        try:
+            tuner.run(formats, kv_dtypes, counts)
+        except KeyboardInterrupt:
+            print("ostro: interrupted; these measurements are complete", file=sys.stderr)
+    show(tuner.found)
+    if args.write is not None:
+        write(args.write, tuner.found, args.plugin)
+    return 0
+
+
+def parse_words(option: str, text: str) -> list[str]:
+    """Return the words of a list with commas. Raises UsageError for an empty word."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(words):
+        raise UsageError(f"{option} {text!r:.80}: expected names with commas in between")
+    return list(dict.fromkeys(words))
+
+
+def parse_streams(text: str) -> list[int]:
+    """Return numbers in ascending order. Raises UsageError for other words."""
+    words = parse_words("--streams", text)
+    if not all(word.isdecimal() and 0 < int(word) <= 4096 for word in words):
+        raise UsageError(f"--streams {text!r:.80}: expected numbers such as 1,4,16")
+    return sorted({int(word) for word in words} - {1})
+
+
+def show(found: Tuning) -> None:
+    """Print a table of the measurements and the best options."""
+    from rich.table import Table
+
+    from ostro.entrypoints.bench.tune import describe
+    from ostro.entrypoints.cli import console
+
+    best = found.best
+    columns = ("format", "KV cache", "threads", "streams", "prefill t/s", "decode t/s", "total t/s")
+    table = Table(*columns)
+    for trial in found.trials:
+        settings = trial.settings
+        table.add_row(
+            settings.quant or STORED,
+            settings.kv_dtype,
+            "auto" if settings.threads is None else str(settings.threads),
+            str(trial.streams),
+            *(f"{rate:.1f}" for rate in (trial.prefill, trial.decode, trial.total)),
+        )
+    out = console()
+    out.print(table)
+    for line in found.skipped:
+        out.print(f"skipped: {line}")
+    if not found.complete:
+        out.print("Not all candidates were measured; --seconds gives more time.")
+    out.print(f"fastest: {describe(best)}, {best.max_seqs} sequences")
+
+
+def write(file: Path, found: Tuning, plugins: list[str]) -> None:
+    """Write the best options. Raises UsageError if the file exists or cannot be written."""
+    from ostro.entrypoints.cli.config_file import model_text
+
+    try:
+        with file.open("x", encoding="utf-8") as opened:
+            opened.write(model_text(found.best, plugins))
+    except OSError as error:
+        raise UsageError(f"--write {file}: {error.strerror}") from None
+    print(f"ostro serve --config {file}")

@@ -1,0 +1,1 @@
+"""Responses: requests, items, events, stored responses, and their execution in the background."""

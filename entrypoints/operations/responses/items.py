@@ -1,0 +1,290 @@
+"""Items of responses and conversations: messages, function calls with their outputs, reasoning.
+
+The types have the fields of OpenAI's items; they are stored and sent as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
+
+from ostro.core.errors import RequestError, Unsupported
+from ostro.core.pipeline import mistyped
+from ostro.core.store import new_id
+
+Status = Literal["in_progress", "completed", "incomplete"]
+DIGITS = 32
+"""Hexadecimal digits at the end of an id; they sort in order of creation."""
+GROUP = 19
+"""Digits at the end of an id besides those of the time."""
+V = TypeVar("V")
+
+
+class Tagged(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type"):
+    """A struct whose field `type` names its class."""
+
+
+class CacheBreakpoint(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The end of a prefix to cache. The prefix cache keeps all prefixes."""
+
+    mode: Literal["explicit"]
+    ttl: Literal["30m", "12h"] | UnsetType = UNSET
+
+
+class InputText(Tagged, kw_only=True, tag="input_text"):
+    """A text of the input."""
+
+    text: str
+    prompt_cache_breakpoint: CacheBreakpoint | UnsetType = UNSET
+
+
+class InputImage(Tagged, kw_only=True, tag="input_image"):
+    """An image of the input: a URL or data URL, or the id of a stored file."""
+
+    detail: Literal["auto", "low", "high", "original"] = "auto"
+    image_url: str | UnsetType = UNSET
+    file_id: str | UnsetType = UNSET
+    prompt_cache_breakpoint: CacheBreakpoint | UnsetType = UNSET
+
+
+class InputFile(Tagged, kw_only=True, tag="input_file"):
+    """A file of the input: a data URL, or the id of a stored file."""
+
+    file_data: str | UnsetType = UNSET
+    file_id: str | UnsetType = UNSET
+    filename: str | UnsetType = UNSET
+    prompt_cache_breakpoint: CacheBreakpoint | UnsetType = UNSET
+
+
+class AlternativeToken(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A token that the model considered; `bytes` are those of its text in UTF-8."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class SampledToken(AlternativeToken, kw_only=True):
+    """A token of an output, and the most probable ones at its position."""
+
+    top_logprobs: list[AlternativeToken]
+
+
+class OutputText(Tagged, kw_only=True, tag="output_text"):
+    """A text of an output message. The server makes no annotations."""
+
+    text: str
+    annotations: list[dict[str, Any]] = []
+    logprobs: list[SampledToken] | UnsetType = UNSET
+
+
+class OutputRefusal(Tagged, kw_only=True, tag="refusal"):
+    """A refusal of an earlier answer."""
+
+    refusal: str
+
+
+class SummaryText(Tagged, kw_only=True, tag="summary_text"):
+    """A part of a summary of reasoning."""
+
+    text: str
+
+
+class ReasoningText(Tagged, kw_only=True, tag="reasoning_text"):
+    """A text of reasoning."""
+
+    text: str
+
+
+InputPart = InputText | InputImage | InputFile
+Part = InputText | InputImage | InputFile | OutputText | OutputRefusal
+
+
+class MessageItem(Tagged, kw_only=True, tag="message"):
+    """A message of the input or the output."""
+
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[Part]
+    id: str | UnsetType = UNSET
+    status: Status | UnsetType = UNSET
+    phase: Literal["commentary", "final_answer"] | UnsetType = UNSET
+
+
+class FunctionCallItem(Tagged, kw_only=True, tag="function_call"):
+    """A call of a function; `arguments` are JSON."""
+
+    call_id: str
+    name: str
+    arguments: str
+    id: str | UnsetType = UNSET
+    status: Status | UnsetType = UNSET
+
+
+class FunctionCallOutputItem(Tagged, kw_only=True, tag="function_call_output"):
+    """The result of a function call."""
+
+    call_id: str
+    output: str | list[InputPart]
+    id: str | UnsetType = UNSET
+    status: Status | UnsetType = UNSET
+
+
+class ReasoningItem(Tagged, kw_only=True, tag="reasoning"):
+    """Reasoning of the model. The server writes no summaries."""
+
+    summary: list[SummaryText]
+    content: list[ReasoningText] | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    status: Status | UnsetType = UNSET
+
+
+class ItemReference(Tagged, kw_only=True, tag="item_reference"):
+    """Stands for an item of the input or the output of a stored response."""
+
+    id: str
+
+
+Item = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem
+OutputItem = MessageItem | FunctionCallItem | ReasoningItem
+PREFIXES: Mapping[type, str] = {
+    MessageItem: "msg_",
+    FunctionCallItem: "fc_",
+    FunctionCallOutputItem: "fco_",
+    ReasoningItem: "rs_",
+}
+"""Prefixes of the ids of items."""
+
+KINDS = ("message", "function_call", "function_call_output", "reasoning")
+"""Types of items that a conversation may contain."""
+INPUT_KINDS = (*KINDS, "item_reference")
+"""Types of items that the input of a response may contain."""
+AnyItem = Item | ItemReference
+DECODERS: Sequence[msgspec.json.Decoder[AnyItem]] = (
+    msgspec.json.Decoder(AnyItem),
+    msgspec.json.Decoder(MessageItem),  # accepts a message without a type
+)
+
+
+class ItemRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The parameters of an item. Log probabilities are returned whenever they are stored."""
+
+    include: list[Literal["message.output_text.logprobs"]] | None = None
+
+
+class ItemListRequest(ItemRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The parameters of a list of items. `after` is the id of the last item of the page before."""
+
+    after: str | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1, le=100)] = 20
+    order: Literal["asc", "desc"] = "desc"
+
+
+@dataclass(frozen=True)
+class ItemPage:
+    """A part of a list of items, and whether more follow."""
+
+    items: list[Item]
+    has_more: bool
+
+
+def read_items(given: Sequence[msgspec.Raw], param: str, kinds: Sequence[str] = KINDS) -> list[Any]:
+    """Return the items of a request's JSON: null fields count as absent, a message needs no type.
+
+    kinds: the supported types. Raises Unsupported for others, and RequestError for what is no item.
+    """
+    return [read_item(item, f"{param}[{i}]", kinds) for i, item in enumerate(given)]
+
+
+def read_item(given: msgspec.Raw, where: str, kinds: Sequence[str]) -> Item | ItemReference:
+    for decoder in DECODERS:
+        with suppress(msgspec.ValidationError):
+            item = decoder.decode(given)
+            if tag_of(item) in kinds:
+                return item
+    found = without_nulls(msgspec.json.decode(given))
+    if isinstance(found, dict):
+        kind = found.setdefault("type", "message" if "role" in found else "item_reference")
+        if kind not in kinds:
+            raise Unsupported(
+                f"{where}: items of type {kind!r:.80} are not supported; expected "
+                f"{', '.join(kinds)}",
+                param=f"{where}.type",
+            )
+    try:
+        return msgspec.convert(found, type=AnyItem)
+    except msgspec.ValidationError as error:
+        raise mistyped(error, where) from None
+
+
+def without_nulls(given: V) -> V:
+    """Return JSON without the fields that are null."""
+    if isinstance(given, dict):
+        kept = {name: without_nulls(x) for name, x in given.items() if x is not None}
+        return kept  # type: ignore[return-value]
+    if isinstance(given, list):
+        return [without_nulls(x) for x in given]  # type: ignore[return-value]
+    return given
+
+
+def stored_items(items: Iterable[Item], param: str) -> list[Item]:
+    """Return items as they are stored: complete, with ids of one group and content in parts.
+
+    Raises RequestError for a content that does not fit the role of its message.
+    """
+    group = group_of(new_id(""))
+    return [stored_item(item, f"{param}[{i}]", group) for i, item in enumerate(items)]
+
+
+def group_of(id: str) -> str:
+    """Return the digits that the ids of all input items of a request share."""
+    return id[-GROUP:]
+
+
+def stored_item(item: Item, where: str, group: str) -> Item:
+    id = new_id(PREFIXES[type(item)])[:-GROUP] + group
+    found: Item = replace(item, id=id, status="completed")
+    if isinstance(found, ReasoningItem):
+        found.status = UNSET
+    if not isinstance(found, MessageItem):
+        return found
+    parts: list[Part] = found.content if isinstance(found.content, list) else []
+    if isinstance(found.content, str):
+        parts = [InputText(text=found.content)]
+    if found.role == "assistant":
+        parts = [OutputText(text=x.text) if isinstance(x, InputText) else x for x in parts]
+    allowed = (OutputText, OutputRefusal) if found.role == "assistant" else InputPart
+    for part in parts:
+        if not isinstance(part, allowed):
+            raise RequestError(
+                f"{where}.content: a message of the role {found.role} has no part {tag_of(part)}",
+                param=f"{where}.content",
+            )
+    found.content = parts
+    return found
+
+
+def tag_of(item: msgspec.Struct) -> str:
+    """Return the value of the field `type`."""
+    return str(item.__struct_config__.tag)
+
+
+def id_of(item: Item) -> str:
+    """Return the id of a stored item."""
+    assert item.id, "stored items have ids"
+    return item.id
+
+
+def after_item(items: Sequence[Item], id: str | None) -> Sequence[Item]:
+    """Return the items behind the one with an id. Raises RequestError if there is none."""
+    if id is None:
+        return items
+    for i, item in enumerate(items):
+        if item.id == id:
+            return items[i + 1 :]
+    raise RequestError(f"{id!r:.80} is not an id of this list", param="after")

@@ -1,0 +1,355 @@
+"""Requests for responses, and the chat requests that they become."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
+
+from ostro.core.errors import RequestError, Unsupported
+from ostro.core.pipeline import Metadata, ModelTarget, TextRequest, parse
+from ostro.entrypoints.operations.responses.chat import chat_messages
+from ostro.entrypoints.operations.responses.items import (
+    INPUT_KINDS,
+    Item,
+    ItemReference,
+    read_items,
+)
+
+LOGPROBS = "message.output_text.logprobs"
+"""The value of `include` that is supported."""
+MAX_ITEMS = 10_000
+"""Limit on the items of one request."""
+CACHE = "the prefix cache finds repeated prefixes by itself"
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Verbosity = Literal["low", "medium", "high"]
+Label = Annotated[str, msgspec.Meta(max_length=512)]
+
+
+class FunctionChoice(
+    msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="function"
+):
+    """The function that the model must call, or one that it may."""
+
+    name: str
+
+
+class AllowedTools(
+    msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="allowed_tools"
+):
+    """The functions that the model may (`auto`) or must (`required`) call."""
+
+    mode: Literal["auto", "required"]
+    tools: list[FunctionChoice]
+
+
+ToolChoice = Literal["auto", "none", "required"] | FunctionChoice | AllowedTools
+"""Whether the model calls functions."""
+
+
+class FunctionTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A function that the model may call; `parameters` is a JSON schema.
+
+    The arguments of calls of `strict` functions follow it.
+    """
+
+    name: str
+    type: Literal["function"] = "function"
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ReasoningOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """How the model reasons. The server writes no summaries: `auto` gives an empty one."""
+
+    effort: Effort | None = None
+    summary: Literal["auto"] | None = None
+
+
+class TextFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The format of the output; `json_schema` has a name and a schema.
+
+    Every schema is enforced, whatever `strict` is.
+    """
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str | UnsetType = UNSET
+    schema: dict[str, Any] | UnsetType = UNSET
+    description: str | UnsetType | None = UNSET
+    strict: bool | UnsetType | None = UNSET
+
+    @property
+    def processors(self) -> dict[str, Any] | None:
+        """The logits processor of the format, None for text.
+
+        Raises RequestError for a schema that is missing, or present with another type.
+        """
+        if (self.type == "json_schema") != (self.schema is not UNSET):
+            state = "is missing" if self.schema is UNSET else "requires the type json_schema"
+            raise RequestError(f"text.format.schema {state}", param="text.format.schema")
+        if self.type == "text":
+            return None
+        named = {"json_object": True} if self.schema is UNSET else {"json_schema": self.schema}
+        return {"grammar": {**named, "field": "text.format"}}
+
+
+class TextOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The format of the output; `verbosity` has no effect on a local model."""
+
+    format: TextFormat = msgspec.field(default_factory=TextFormat)
+    verbosity: Verbosity | None = None
+
+
+class StreamSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Options of a stream. The server adds no random characters to events."""
+
+    include_obfuscation: Literal[False] | None = None
+
+
+class CacheOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Options of the prefix cache, which keeps all prefixes for as long as there is room."""
+
+    mode: Literal["implicit", "explicit"] = "implicit"
+    ttl: Literal["30m", "12h"] = "30m"
+
+
+class ConversationReference(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The id of a conversation."""
+
+    id: str
+
+
+class InputTokensRequest(ModelTarget, kw_only=True):
+    """An input of a response, whose tokens are counted."""
+
+    unsupported: ClassVar[Mapping[str, str]] = {"personality": "a personality"}
+
+    input: str | list[Item | ItemReference] | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    conversation: str | ConversationReference | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: ReasoningOptions | None = None
+    text: TextOptions | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+
+    @property
+    def conversation_id(self) -> str | None:
+        """The id of the conversation."""
+        given = self.conversation
+        return given.id if isinstance(given, ConversationReference) else given
+
+
+class ResponseRequest(InputTokensRequest, kw_only=True):
+    """An input that the model answers. The fields are those of OpenAI's Responses API."""
+
+    unsupported: ClassVar[Mapping[str, str]] = {
+        "access_programs": "an access program",
+        "context_management": "compaction",
+        "image": "compression of images",
+        "moderation": "moderation",
+        "prompt": "a prompt template",
+    }
+    accepted: ClassVar[Mapping[str, str]] = {}
+    echoed: ClassVar[Mapping[str, str]] = {
+        "prompt_cache_key": CACHE,
+        "prompt_cache_options": CACHE,
+        "prompt_cache_retention": CACHE,
+        "safety_identifier": ModelTarget.accepted["user"],
+        "service_tier": "the server has one tier, `default`",
+        "user": ModelTarget.accepted["user"],
+    }
+    extensions: ClassVar[frozenset[str]] = ModelTarget.extensions | {"seed", "top_k", "cache_salt"}
+
+    store: bool | None = None
+    background: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamSettings | None = None
+    include: list[str] | None = None
+    metadata: Metadata | None = None
+    max_output_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    max_tool_calls: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    user: Label | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
+    prompt_cache_retention: Literal["in_memory", "24h"] | None = None
+    prompt_cache_options: CacheOptions | None = None
+    seed: int | None = None
+    top_k: int | None = None
+    cache_salt: str | None = None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the output has log probabilities."""
+        return LOGPROBS in (self.include or ())
+
+
+class ResponseBody(ResponseRequest, kw_only=True):
+    """The JSON of a `ResponseRequest`, before its items are decoded."""
+
+    input: str | list[msgspec.Raw] | None = None  # type: ignore[assignment]
+
+
+class InputTokensBody(InputTokensRequest, kw_only=True):
+    """The JSON of an `InputTokensRequest`, before its items are decoded."""
+
+    input: str | list[msgspec.Raw] | None = None  # type: ignore[assignment]
+
+
+B = TypeVar("B", ResponseBody, InputTokensBody)
+
+
+def read_response_request(body: ResponseBody) -> ResponseRequest:
+    """Return the request in a JSON body. Raises RequestError and Unsupported."""
+    if body.input is None:
+        raise RequestError("the field input is missing", param="input")
+    check_state(body)
+    check_output(body)
+    return with_items(body)
+
+
+def read_count_request(body: InputTokensBody) -> InputTokensRequest:
+    """Return the request for a count in a JSON body. Raises RequestError and Unsupported."""
+    check_context(body)
+    return with_items(body)
+
+
+def with_items(body: B) -> B:
+    """Return a body with its items decoded. Raises as `read_items`."""
+    if not isinstance(body.input, list):
+        return body
+    return replace(body, input=read_items(body.input, "input", INPUT_KINDS))
+
+
+def check_support(body: Mapping[str, Any]) -> None:
+    """Raise Unsupported for tools and choices in JSON that are not supported."""
+    for i, tool in enumerate(objects(body.get("tools"))):
+        check_tool(tool, f"tools[{i}]")
+    choice = body.get("tool_choice")
+    if isinstance(choice, dict) and choice.get("type") not in ("function", "allowed_tools"):
+        raise Unsupported(
+            f"tool_choice: the type {choice.get('type')!r:.80} is not supported; expected function "
+            "or allowed_tools",
+            param="tool_choice",
+        )
+
+
+def objects(given: Any) -> list[dict[str, Any]]:
+    """Return the objects of a list in JSON; the errors of other values are left to `parse`."""
+    return [x for x in given if isinstance(x, dict)] if isinstance(given, list) else []
+
+
+def check_tool(tool: Mapping[str, Any], where: str) -> None:
+    """Raise Unsupported for a tool that is not a function."""
+    if tool.get("type") != "function":
+        raise Unsupported(
+            f"{where}: tools of type {tool.get('type')!r:.80} are not supported; use functions",
+            param=where,
+        )
+
+
+def check_context(request: InputTokensRequest) -> None:
+    """Raise RequestError for two sources of earlier items, and for too many items."""
+    if request.previous_response_id is not None and request.conversation is not None:
+        raise RequestError(
+            "previous_response_id and conversation exclude each other",
+            param="previous_response_id",
+        )
+    if isinstance(request.input, list) and len(request.input) > MAX_ITEMS:
+        raise RequestError(
+            f"got {len(request.input)} items; the limit is {MAX_ITEMS}", param="input"
+        )
+
+
+def check_state(request: ResponseRequest) -> None:
+    """Raise RequestError if the request contradicts itself about what is stored."""
+    check_context(request)
+    if request.store is False:
+        for name in ("background", "conversation"):
+            if getattr(request, name):
+                raise RequestError(f"{name} needs store; leave store out", param="store")
+
+
+def check_output(request: ResponseRequest) -> None:
+    """Raise Unsupported and RequestError for options of the output."""
+    for name in request.include or ():
+        if name != LOGPROBS:
+            raise Unsupported(
+                f"include: {name!r:.80} is not supported; only {LOGPROBS} is", param="include"
+            )
+    if request.top_logprobs and not request.wants_logprobs:
+        raise RequestError(f"top_logprobs needs include: [{LOGPROBS!r}]", param="top_logprobs")
+    if request.stream_options is not None and not request.stream:
+        raise RequestError("stream_options needs stream", param="stream_options")
+
+
+def chat_fields(request: InputTokensRequest, items: Sequence[Item]) -> dict[str, Any]:
+    """Return the chat request that continues items, as JSON; fields without a value are None."""
+    tools, choice = [chat_tool(tool) for tool in request.tools or ()], request.tool_choice
+    fields: dict[str, Any] = {
+        "model": request.model,
+        "adapter": builtins(request.adapter),
+        "adapters": builtins(request.adapters),
+        "messages": chat_messages(request.instructions, items),
+        "tools": tools or None,
+        "tool_choice": builtins(choice) if tools or choice not in ("auto", "none") else None,
+        "parallel_tool_calls": request.parallel_tool_calls if tools else None,
+        "reasoning_effort": None if request.reasoning is None else request.reasoning.effort,
+        "logits_processors": None if request.text is None else request.text.format.processors,
+    }
+    if isinstance(request, ResponseRequest):
+        fields |= {
+            "max_completion_tokens": request.max_output_tokens,
+            "logprobs": request.wants_logprobs or None,
+            "top_logprobs": request.top_logprobs or None,
+        }
+        names = ("temperature", "top_p", "seed", "top_k", "cache_salt")
+        fields |= {name: getattr(request, name) for name in names}
+    return fields
+
+
+def chat_request(
+    request: InputTokensRequest, items: Sequence[Item], kind: type[TextRequest]
+) -> TextRequest:
+    """Return the chat request of this type. Raises as `parse`."""
+    return parse(chat_fields(request, items), kind)
+
+
+def chat_tool(tool: FunctionTool) -> dict[str, Any]:
+    names = ("description", "parameters", "strict")
+    fields = {name: getattr(tool, name) for name in names}
+    given = {name: value for name, value in fields.items() if value is not None}
+    return {"type": "function", "function": {"name": tool.name, **given}}
+
+
+def builtins(value: Any) -> Any:
+    return None if value is None else msgspec.to_builtins(value)
+
+
+NAMES: Mapping[str, str] = {
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "messages": "input",
+    "prompt": "input",
+    "reasoning_effort": "reasoning.effort",
+    "logprobs": "include",
+}
+"""Fields of chat requests, and the fields of responses that they come from."""
+
+
+def with_own_field(error: RequestError | Unsupported) -> RequestError | Unsupported:
+    """Return an error of a chat request, with the name of the response's field."""
+    if error.param is not None:
+        name = error.param.partition("[")[0]
+        error.param = NAMES.get(name, error.param)
+    return error

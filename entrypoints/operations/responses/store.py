@@ -1,0 +1,161 @@
+"""The documents of responses: the response, its input, and its events if it is streamed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
+
+import msgspec
+
+from ostro.core.errors import DocumentNotFound, OstroError, RequestError
+from ostro.entrypoints.operations.responses.events import AnyEvent, ResponseEvent
+from ostro.entrypoints.operations.responses.items import Item, group_of, id_of
+from ostro.entrypoints.operations.responses.response import (
+    Response,
+    StoredInput,
+    StoredResponse,
+)
+from ostro.entrypoints.operations.state import State, not_found
+
+KIND, INPUT_KIND, JOB_KIND = "response", "response_input", "response_job"
+ITEM_KIND = "response_item"
+PAGE = 16
+"""Documents of events that are read at a time."""
+EVENTS = 1000
+"""Events of one document."""
+
+
+class EventLog(msgspec.Struct, kw_only=True):
+    """Some consecutive events of a response."""
+
+    events: list[AnyEvent]
+
+
+class ItemPlace(msgspec.Struct, kw_only=True):
+    """The id of the response that has the items of a group in its input or output."""
+
+    response: str
+
+
+def event_kind(id: str) -> str:
+    """Return the kind of the events of a response."""
+    return f"response_event/{id}"
+
+
+def groups_of(items: Sequence[Item]) -> list[str]:
+    """Return the groups of stored items, without repetitions."""
+    return [*dict.fromkeys(group_of(id_of(item)) for item in items)]
+
+
+class ResponseStore:
+    """The stored responses of all owners. Methods raise as `State`."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+
+    async def add(self, owner: str, stored: StoredResponse, given: StoredInput) -> None:
+        """Store a response with its input."""
+        id = stored.response.id
+        await self.state.put(owner, INPUT_KIND, id, given)
+        await self.state.put(owner, KIND, id, stored)
+        await self.add_places(owner, id, [*given.items, *stored.response.output])
+
+    async def add_places(self, owner: str, id: str, items: Sequence[Item]) -> None:
+        """Store to which response items belong, see `item`."""
+        for group in groups_of(items):
+            await self.state.put(owner, ITEM_KIND, group, ItemPlace(response=id))
+
+    async def item(self, owner: str, id: str) -> Item:
+        """Return an item of the input or the output of a response."""
+        with suppress(DocumentNotFound):
+            place = (await self.state.get(owner, ITEM_KIND, group_of(id), ItemPlace)).value
+            for item in await self.turn(owner, place.response):
+                if item.id == id:
+                    return item
+        raise not_found(id)
+
+    async def turn(self, owner: str, id: str) -> list[Item]:
+        """Return the items of the input and the output of a response."""
+        output = (await self.get(owner, id)).response.output
+        return [*(await self.get_input(owner, id)).items, *output]
+
+    async def get(self, owner: str, id: str) -> StoredResponse:
+        """Return a response."""
+        return (await self.state.get(owner, KIND, id, StoredResponse)).value
+
+    async def get_input(self, owner: str, id: str) -> StoredInput:
+        """Return the input of a response."""
+        return (await self.state.get(owner, INPUT_KIND, id, StoredInput)).value
+
+    async def change(
+        self, owner: str, id: str, function: Callable[[Response], Response]
+    ) -> Response:
+        """Replace a response by `function(response)`, see `State.change`."""
+
+        def change(stored: StoredResponse) -> StoredResponse:
+            response = function(stored.response)
+            if response is stored.response:
+                return stored
+            return msgspec.structs.replace(stored, response=response)
+
+        return (await self.state.change(owner, KIND, id, StoredResponse, change)).response
+
+    async def history(self, owner: str, id: str) -> list[Item]:
+        """Return the input and output items of a response and all that it continues, oldest first.
+
+        Raises RequestError for a response that has not ended, or that has failed.
+        """
+        turns: list[list[Item]] = []
+        next_id: str | None = id
+        while next_id is not None:
+            response = (await self.get(owner, next_id)).response
+            if response.status not in ("completed", "incomplete"):
+                raise RequestError(
+                    f"the response {next_id!r:.80} is {response.status}; it cannot be continued",
+                    param="previous_response_id",
+                )
+            items = (await self.get_input(owner, next_id)).items
+            turns.append([*items, *response.output])
+            next_id = response.previous_response_id
+        return [item for turn in reversed(turns) for item in turn]
+
+    async def delete(self, owner: str, id: str) -> None:
+        """Delete a response with its input and its events."""
+        items = await self.turn(owner, id)
+        if not await self.state.delete(owner, KIND, id):
+            raise not_found(id)
+        for group in groups_of(items):
+            await self.state.delete(owner, ITEM_KIND, group)
+        await self.clean(owner, id)
+
+    async def clean(self, owner: str, id: str) -> None:
+        """Delete what belongs to a response that does not exist."""
+        await self.state.delete(owner, INPUT_KIND, id)
+        await self.state.delete(owner, JOB_KIND, id)
+        await self.state.delete(owner, event_kind(id))
+
+    async def try_clean(self, owner: str, id: str) -> None:
+        """Do as `clean` after an error; the documents expire if this fails."""
+        with suppress(OstroError):
+            await self.clean(owner, id)
+
+    async def add_events(self, owner: str, id: str, events: Sequence[ResponseEvent]) -> None:
+        """Store consecutive events."""
+        for start in range(0, len(events), EVENTS):
+            part = events[start : start + EVENTS]
+            name = f"{part[0].sequence_number:032x}"
+            await self.state.put(owner, event_kind(id), name, EventLog(events=[*part]))  # type: ignore[list-item]
+
+    async def read_events(
+        self, owner: str, id: str, cursor: str | None
+    ) -> AsyncGenerator[tuple[str, list[AnyEvent]], None]:
+        """Yield the stored events behind a cursor, each time with the next cursor."""
+        more = True
+        while more:
+            page = await self.state.list(
+                owner, event_kind(id), EventLog, after=cursor, limit=PAGE, descending=False
+            )
+            for each in page.items:
+                cursor = each.document.id
+                yield cursor, each.value.events
+            more = page.has_more

@@ -1,0 +1,202 @@
+"""Fixtures: a server on a real socket in one thread, with an echo engine in another."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from echo.engine import EchoEngine
+from echo.model import END_ID, make_model, served_echo
+from echo.thread import ThreadEngine
+from ostro.core.chat import ChatTemplate
+from ostro.core.plugins.manager import PluginManager
+from ostro.core.records import resolve
+from ostro.core.tokenizer import load_tokenizer
+from ostro.entrypoints.http.app import make_app
+from ostro.entrypoints.http.listener import listen, url_of
+from ostro.entrypoints.http.web import Web
+from ostro.entrypoints.operations.admission import Admission
+from ostro.entrypoints.operations.keys import KeyRing
+from ostro.entrypoints.operations.service import Service
+
+
+@dataclass
+class Running:
+    """A server under test; `echo` is its engine, `service` its state."""
+
+    url: str
+    echo: EchoEngine
+    service: Service
+    plugins: PluginManager
+    http: httpx.Client = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.http = httpx.Client(base_url=self.url, timeout=20)
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        """Post JSON."""
+        return self.http.post(path, json=body)
+
+    def chat(self, text: str = "hi", **body: Any) -> httpx.Response:
+        """Request a chat completion for the message `text`, or for `messages` if given."""
+        return self.post("/v1/chat/completions", **{"messages": [chat_message(text)], **body})
+
+    def complete(self, prompt: Any = "hello", **body: Any) -> httpx.Response:
+        """Request a text completion."""
+        return self.post("/v1/completions", prompt=prompt, **body)
+
+    def talk(self, data: bytes, pieces: int = 1) -> bytes:
+        """Send bytes on a new connection, and read until the server closes it."""
+        answer, size = b"", -(-len(data) // pieces)
+        with self.connect() as client:
+            with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+                for start in range(0, len(data), size):
+                    time.sleep(0.002 if start else 0)
+                    client.sendall(data[start : start + size])
+                while part := client.recv(1 << 16):
+                    answer += part
+        return answer
+
+    def connect(self) -> socket.socket:
+        """Open a connection to the server."""
+        address = urlsplit(self.url)
+        return socket.create_connection((address.hostname, address.port), timeout=10)
+
+    def events(self, path: str, **body: Any) -> list[Any]:
+        """The parsed events of a stream, without comments."""
+        events = []
+        with self.http.stream("POST", path, json={**body, "stream": True}) as response:
+            assert response.status_code == 200, response.read()
+            for line in response.iter_lines():
+                if line.startswith("data: "):
+                    events.append(line.removeprefix("data: "))
+        assert events.pop() == "[DONE]"
+        return [json.loads(event) for event in events]
+
+
+def chat_message(text: str, role: str = "user") -> dict[str, Any]:
+    """A chat message."""
+    return {"role": role, "content": text}
+
+
+Start = Callable[..., Running]
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """Start servers.
+
+    `options` are those of `make_app`, `limit` that of sequences; `send_buffer` is in bytes. `keys`
+    and `admin_key` are in plain text. With a `template` the outputs of chats are parsed.
+    """
+    folder = make_model(tmp_path_factory.mktemp("models") / "echo")
+    ends: list[Callable[[], None]] = []
+
+    def begin(
+        *,
+        limit: int = 64,
+        loading: bool = False,
+        send_buffer: int = 0,
+        keys: Sequence[str] = (),
+        admin_key: str | None = None,
+        template: str | None = None,
+        **options: Any,
+    ) -> Running:
+        up, servers, failed = threading.Event(), [], []
+        stop: dict[str, Callable[[], None]] = {}
+
+        async def main() -> None:
+            listener = listen("127.0.0.1", 0, False)
+            if send_buffer:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+            echo, plugins = EchoEngine([END_ID]), PluginManager()
+            plugins.load()
+            release = threading.Event()
+            if not loading:
+                release.set()
+
+            def build(report: Any) -> EchoEngine:
+                release.wait(20)
+                return echo
+
+            engine = ThreadEngine(build)
+            engine.admission = Admission(limit)
+            service = Service(engine, "echo")
+            ring = options.pop("ring", None) or KeyRing.of(keys, admin_key)
+            app = make_app(service, plugins, ring=ring, **options)
+            await app.state.documents.start()
+            web = Web.of(app)
+            serving = asyncio.ensure_future(web.serve(sockets=[listener]))
+            starting = asyncio.ensure_future(engine.start())
+            if not loading:
+                info = await starting
+                tokenizer = load_tokenizer(folder)
+                fields: dict[str, Any] = {}
+                if template is not None:
+                    fields["template"] = ChatTemplate(template, tokens={})
+                    fields["parsers"] = plugins.collect("parsers")
+                model = served_echo(tokenizer, **fields).ready(info.first)
+                text = resolve(plugins.get("pipelines", "text").pipeline)
+                service.models["echo"] = {"text": text(model, engine)}
+                service.served["echo"] = model
+                app.state.documents.run_jobs()
+            while not web.started:
+                await asyncio.sleep(0.01)
+            servers.append(Running(url_of(listener), echo, service, plugins))
+            loop = asyncio.get_running_loop()
+
+            def end() -> None:
+                release.set()
+                web.stop()
+
+            stop["now"] = lambda: loop.call_soon_threadsafe(end)
+            up.set()
+            await serving
+            await app.state.documents.close()
+            await starting
+            await engine.close()
+            listener.close()
+
+        def run() -> None:
+            try:
+                asyncio.run(main())
+            except BaseException as error:
+                failed.append(error)
+                up.set()
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        up.wait(30)
+        if failed:
+            raise failed[0]
+
+        def end() -> None:
+            servers[0].http.close()
+            stop["now"]()
+            thread.join(20)
+            if failed:
+                raise failed[0]
+
+        ends.append(end)
+        return servers[0]
+
+    yield begin
+    for end in ends:
+        end()
+
+
+@pytest.fixture(scope="module")
+def server(start: Start) -> Running:
+    """A server without an API key."""
+    return start()

@@ -1,0 +1,100 @@
+"""Fields of completions: length, best_of, suffix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ostro.core.engine.request import TokenLogprobs, TokenOutput, TokenRequest
+
+
+def test_the_default_length_is_16(server: Any) -> None:
+    for prompt in ("a" * 40, [97] * 40):
+        choice = server.complete(prompt).json()["choices"][0]
+        assert (len(choice["text"]), choice["finish_reason"]) == (16, "length")
+    assert len(server.complete("a" * 40, max_tokens=40).json()["choices"][0]["text"]) == 40
+    assert server.echo.seen[-1].sampling.max_tokens == 40
+    server.complete("a" * 40, min_tokens=20)
+    assert server.echo.seen[-1].sampling.max_tokens == 20
+
+
+def test_the_default_length_fits_the_context(server: Any) -> None:
+    answer = server.complete("x" * 4090, ignore_eos=True).json()
+    assert answer["usage"]["completion_tokens"] == 6
+
+
+def test_max_total_tokens_is_a_shorter_context(server: Any) -> None:
+    for ask in (server.complete, server.chat):
+        size = ask("abcd").json()["usage"]["prompt_tokens"]
+        usage = ask("abcd", max_total_tokens=size + 3, ignore_eos=True).json()["usage"]
+        assert usage["total_tokens"] == size + 3
+        usage = ask("abcd", max_total_tokens=size + 3, max_tokens=1).json()["usage"]
+        assert usage["completion_tokens"] == 1
+        for wrong in ({"max_total_tokens": size}, {"max_total_tokens": size + 3, "max_tokens": 4}):
+            error = ask("abcd", **wrong).json()["error"]
+            assert error["code"] == "context_length_exceeded", error
+    assert ask("abcd", max_total_tokens=10**6).status_code == 200
+
+
+def test_best_of(server: Any, monkeypatch: Any) -> None:
+    """The choices with the highest mean log probability are returned, best first."""
+    draw = server.echo.draw
+
+    def varied(request: TokenRequest, index: int, count: int) -> TokenOutput:
+        output: TokenOutput = draw(request, index, count)
+        if output.tokens:
+            output.tokens = [ord("abcd"[index])]
+            logprob = (-3.0, -1.0, -4.0, -2.0)[index]
+            output.logprobs = [TokenLogprobs(output.tokens[0], logprob, ())]
+        return output
+
+    monkeypatch.setattr(server.echo, "draw", varied)
+    answer = server.complete("xy", n=2, best_of=4, max_tokens=2).json()
+    assert [(c["index"], c["text"]) for c in answer["choices"]] == [(0, "bb"), (1, "dd")]
+    assert all(choice["logprobs"] is None for choice in answer["choices"])
+    assert answer["usage"]["completion_tokens"] == 8
+    many = server.complete(["xy", "zw"], best_of=3, logprobs=1, max_tokens=1).json()
+    assert [(c["index"], c["text"]) for c in many["choices"]] == [(0, "b"), (1, "b")]
+    assert many["choices"][0]["logprobs"]["token_logprobs"] == [-1.0]
+
+
+def test_best_of_is_checked(server: Any) -> None:
+    for fields in ({"best_of": 1, "n": 2}, {"best_of": 2, "stream": True}, {"best_of": 65}):
+        response = server.complete(**fields)
+        assert response.status_code == 400, fields
+        assert response.json()["error"]["param"] == "best_of", fields
+
+
+def test_a_suffix_needs_a_model_that_can(server: Any) -> None:
+    error = server.complete(suffix="}").json()["error"]
+    assert (error["param"], error["code"]) == ("suffix", "unsupported")
+    assert "fill in the middle" in error["message"]
+    assert server.complete(suffix="").status_code == 200
+    error = server.complete(suffix="}", echo=True).json()["error"]
+    assert "excludes echo" in error["message"]
+
+
+def test_usage_has_details(server: Any) -> None:
+    used = server.complete("abc", max_tokens=2).json()["usage"]
+    assert used["prompt_tokens_details"] == {
+        "cached_tokens": 1,
+        "text_tokens": 3,
+        "image_tokens": 0,
+        "audio_tokens": 0,
+    }
+    assert used["completion_tokens_details"] == {
+        "reasoning_tokens": 0,
+        "text_tokens": 2,
+        "audio_tokens": 0,
+        "accepted_prediction_tokens": 0,
+        "rejected_prediction_tokens": 0,
+    }
+
+
+def test_another_method_below_models_is_an_unknown_route(server: Any) -> None:
+    for method in ("POST", "DELETE"):
+        response = server.http.request(method, "/v1/models/none")
+        assert response.status_code == 404
+        error = response.json()["error"]
+        assert error["code"] == "unknown_url" and "/docs" in error["message"]
+    wrong = server.http.get("/v1/completions")
+    assert wrong.status_code == 405 and "use POST" in wrong.json()["error"]["message"]

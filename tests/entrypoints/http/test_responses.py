@@ -1,0 +1,664 @@
+"""Responses and conversations over HTTP, with the official client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from ostro.core.plugins.manager import PluginManager
+from ostro.entrypoints.operations.state import State, open_state
+
+from .conftest import Running, Start
+
+FUNCTION = {
+    "type": "function",
+    "name": "weather",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
+LOGPROBS: Any = ["message.output_text.logprobs"]
+
+
+def make_state(location: str) -> State:
+    plugins = PluginManager()
+    plugins.load()
+    return open_state(location, 86400.0, plugins)
+
+
+def make_client(server: Running, key: str = "none") -> openai.OpenAI:
+    return openai.OpenAI(
+        base_url=f"{server.url}/v1", api_key=key, max_retries=0, _strict_response_validation=True
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("store") / "state"
+
+
+@pytest.fixture(scope="module")
+def server(start: Start, folder: Path) -> Running:
+    return start(state=make_state(str(folder)))
+
+
+@pytest.fixture(scope="module")
+def client(server: Running) -> Iterator[openai.OpenAI]:
+    with make_client(server) as found:
+        yield found
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def test_a_response_has_the_text_of_a_chat_completion(
+    server: Running, client: openai.OpenAI
+) -> None:
+    found = client.responses.create(model="echo", input="Where is Rome?", instructions="Be short.")
+    messages = [{"role": "system", "content": "Be short."}, user("Where is Rome?")]
+    chat = client.chat.completions.create(model="echo", messages=messages)  # type: ignore[arg-type]
+    assert found.output_text == chat.choices[0].message.content
+    assert (found.status, found.model, found.object) == ("completed", "echo", "response")
+    assert found.usage is not None and chat.usage is not None
+    assert found.usage.input_tokens == chat.usage.prompt_tokens
+    assert found.usage.output_tokens == chat.usage.completion_tokens
+    assert found.instructions == "Be short." and found.completed_at is not None
+
+
+def test_sampling_reaches_the_engine(server: Running) -> None:
+    body = {"input": "hi", "seed": 7, "top_k": 3, "cache_salt": "a", "temperature": 0.5}
+    assert server.post("/v1/responses", **body).status_code == 200
+    found = server.echo.seen[-1]
+    assert (found.sampling.seed, found.sampling.top_k, found.salt) == (7, 3, "a")
+    refused = server.post("/v1/responses", **{**body, "top_k": "3"})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "top_k"
+
+
+def test_fields_are_echoed(client: openai.OpenAI) -> None:
+    given: dict[str, Any] = {
+        "metadata": {"a": "b"},
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "max_output_tokens": 5,
+        "max_tool_calls": 3,
+        "parallel_tool_calls": True,
+        "truncation": "auto",
+        "user": "u",
+        "safety_identifier": "s",
+        "prompt_cache_key": "k",
+        "prompt_cache_retention": "24h",
+        "text": {"format": {"type": "text"}, "verbosity": "low"},
+        "reasoning": {"effort": "low", "summary": "auto"},
+        "tools": [FUNCTION],
+        "tool_choice": "auto",
+        "top_logprobs": 1,
+    }
+    options = {"mode": "explicit", "ttl": "12h"}
+    found = client.responses.create(
+        model="echo",
+        input="hi",
+        service_tier="auto",
+        include=LOGPROBS,
+        prompt_cache_options=options,  # type: ignore[arg-type]
+        **given,
+    )
+    sent = found.model_dump(exclude_unset=True)
+    tool = sent["tools"][0]
+    assert {name: tool[name] for name in FUNCTION} == FUNCTION
+    for name in given.keys() - {"tools"}:
+        assert sent[name] == given[name], name
+    assert sent["prompt_cache_options"] == options and sent["service_tier"] == "default"
+    assert found.status == "incomplete" and found.incomplete_details is not None
+    assert found.incomplete_details.reason == "max_output_tokens"
+    message: Any = found.output[0]
+    assert message.status == "incomplete" and len(message.content[0].logprobs) == 5
+    assert len(message.content[0].logprobs[0].top_logprobs) == 1
+
+
+def test_the_stream_has_every_event_in_order(client: openai.OpenAI) -> None:
+    events: list[Any] = [
+        *client.responses.create(
+            model="echo", input="abc", stream=True, include=LOGPROBS, max_output_tokens=4
+        )
+    ]
+    assert [event.sequence_number for event in events] == [*range(len(events))]
+    kinds = list(dict.fromkeys(event.type for event in events))
+    assert kinds == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.incomplete",
+    ]
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    text = "".join(event.delta for event in deltas)
+    assert events[-1].response.output_text == text == events[-4].text
+    assert sum(len(event.logprobs) for event in deltas) == 4
+    assert events[0].response.id == events[-1].response.id
+    assert client.responses.retrieve(events[0].response.id) == events[-1].response
+
+
+def test_a_stream_is_replayed_from_any_event(server: Running, client: openai.OpenAI) -> None:
+    events = [*client.responses.create(model="echo", input="abc", stream=True)]
+    id = events[0].response.id  # type: ignore[union-attr]
+    for after in (None, 0, 4, len(events) - 2, len(events) - 1, 10**6):
+        more: Any = {} if after is None else {"starting_after": after}
+        again = [*client.responses.retrieve(id, stream=True, **more)]
+        assert again == events[0 if after is None else after + 1 :]
+    whole = client.responses.create(model="echo", input="abc")
+    for query, param in (("stream=true", "stream"), ("starting_after=3", "starting_after")):
+        response = server.http.get(f"/v1/responses/{whole.id}?{query}")
+        assert response.status_code == 400 and response.json()["error"]["param"] == param
+    client.responses.delete(id)
+    assert server.http.get(f"/v1/responses/{id}?stream=true&starting_after=2").status_code == 404
+
+
+def test_ten_turns_are_those_of_one_list_of_messages(
+    server: Running, client: openai.OpenAI
+) -> None:
+    messages: list[Any] = []
+    previous: str | None = None
+    for turn in range(10):
+        messages.append(user(f"turn {turn}"))
+        found = client.responses.create(
+            model="echo", input=f"turn {turn}", previous_response_id=previous, max_output_tokens=8
+        )
+        prompt = server.echo.seen[-1].tokens
+        assert found.previous_response_id == previous
+        previous = found.id
+        chat = client.chat.completions.create(model="echo", messages=messages, max_tokens=8)
+        assert server.echo.seen[-1].tokens == prompt
+        assert chat.choices[0].message.content == found.output_text
+        messages.append({"role": "assistant", "content": found.output_text})
+
+
+def test_items_become_the_messages_that_a_chat_would_have(
+    server: Running, client: openai.OpenAI
+) -> None:
+    first = client.responses.create(model="echo", input=[user("one")])  # type: ignore[list-item]
+    items: Any = [
+        {"type": "message", "role": "developer", "content": "Be kind."},
+        {"role": "user", "content": [{"type": "input_text", "text": "one"}]},
+        *[item.model_dump() for item in first.output],
+        {"role": "assistant", "content": "yes"},
+        user("two"),
+    ]
+    client.responses.create(model="echo", input=items)
+    prompt = server.echo.seen[-1].tokens
+    messages: Any = [
+        {"role": "developer", "content": "Be kind."},
+        user("one"),
+        {"role": "assistant", "content": first.output_text},
+        {"role": "assistant", "content": "yes"},
+        user("two"),
+    ]
+    client.chat.completions.create(model="echo", messages=messages)
+    assert server.echo.seen[-1].tokens == prompt
+
+
+def test_input_items_are_listed(client: openai.OpenAI, server: Running) -> None:
+    given: Any = [user(f"text {i}") for i in range(5)]
+    found = client.responses.create(model="echo", input=given)
+    page = client.responses.input_items.list(found.id, limit=2, order="asc")
+    assert page.has_more and len(page.data) == 2
+    items: list[Any] = [*page]
+    assert [item.content[0].text for item in items] == [f"text {i}" for i in range(5)]
+    newest = [*client.responses.input_items.list(found.id)]
+    assert newest == items[::-1]
+    rest = client.responses.input_items.list(found.id, after=items[1].id, order="asc")
+    assert [*rest] == items[2:]
+    for query in ("after=banana", "limit=0", "limit=x", "order=up", "include[]=banana"):
+        response = server.http.get(f"/v1/responses/{found.id}/input_items?{query}")
+        assert response.status_code == 400, query
+
+
+def test_a_deleted_response_is_gone(client: openai.OpenAI, folder: Path) -> None:
+    found = client.responses.create(model="echo", input="zebra-4711")
+    client.responses.delete(found.id)
+    for method in (
+        client.responses.retrieve,
+        client.responses.delete,
+        client.responses.input_items.list,
+    ):
+        with pytest.raises(openai.NotFoundError) as caught:
+            method(found.id)
+        assert caught.value.code == "not_found"
+    with pytest.raises(openai.NotFoundError):
+        client.responses.create(model="echo", input="x", previous_response_id=found.id)
+    stored = b"".join(file.read_bytes() for file in folder.rglob("*") if file.is_file())
+    assert b"zebra-4711" not in stored
+
+
+def test_a_response_that_is_not_stored_leaves_nothing(client: openai.OpenAI, folder: Path) -> None:
+    found = client.responses.create(model="echo", input="zebra-4712", store=False)
+    *_, last = client.responses.create(model="echo", input="zebra-4712", store=False, stream=True)
+    for id in (found.id, last.response.id):  # type: ignore[union-attr]
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(id)
+    stored = b"".join(file.read_bytes() for file in folder.rglob("*") if file.is_file())
+    assert b"zebra-4712" not in stored
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"input": None}, "input", "invalid_request_error"),
+        ({"input": []}, "input", "invalid_request_error"),
+        ({"input": 5}, "input", "invalid_request_error"),
+        ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role", None),
+        ({"input": [{"type": "web_search_call", "id": "x"}]}, "input[0].type", "unsupported"),
+        ({"input": [{"role": "user", "content": [{"type": "banana"}]}]}, None, None),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input", None),
+        (
+            {"input": [{"role": "user", "content": [{"type": "output_text", "text": "x"}]}]},
+            "input[0].content",
+            None,
+        ),
+        ({"include": ["reasoning.encrypted_content"]}, "include", "unsupported"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]", "unsupported"),
+        ({"tools": [{**FUNCTION, "strict": True}]}, "tools[0].strict", "unsupported"),
+        ({"tool_choice": "required"}, "tool_choice", None),
+        ({"tools": [FUNCTION], "tool_choice": "required"}, "tool_choice", "unsupported"),
+        ({"tool_choice": {"type": "function", "name": "weather"}}, "tool_choice", None),
+        ({"tool_choice": {"type": "mcp"}}, "tool_choice", "unsupported"),
+        ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema", None),
+        ({"text": {"format": {"schema": {}}}}, "text.format.schema", None),
+        ({"text": {"format": {"type": "banana"}}}, "text.format.type", None),
+        ({"prompt": {"id": "pmpt_1"}}, "prompt", "unsupported"),
+        ({"moderation": {"model": "m"}}, "moderation", "unsupported"),
+        ({"context_management": [{"type": "compaction"}]}, "context_management", "unsupported"),
+        ({"service_tier": "priority"}, "service_tier", None),
+        ({"truncation": "banana"}, "truncation", None),
+        ({"reasoning": {"effort": "banana"}}, "reasoning.effort", None),
+        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary", None),
+        ({"max_output_tokens": 0}, "max_output_tokens", None),
+        ({"max_output_tokens": 10**6}, "max_output_tokens", "context_length_exceeded"),
+        ({"temperature": -1}, "temperature", None),
+        ({"top_logprobs": 3}, "top_logprobs", None),
+        ({"top_logprobs": 21, "include": LOGPROBS}, "top_logprobs", None),
+        ({"stream_options": {}}, "stream_options", None),
+        ({"stream_options": {"include_obfuscation": True}, "stream": True}, None, None),
+        ({"store": False, "background": True}, "store", None),
+        ({"previous_response_id": "resp_1", "conversation": "c"}, "previous_response_id", None),
+        ({"metadata": {"k" * 65: "v"}}, None, None),
+        ({"banana": 1}, "banana", None),
+    ],
+)
+def test_invalid_requests_are_refused_by_name(
+    server: Running, fields: dict[str, Any], param: str | None, code: str | None
+) -> None:
+    response = server.post("/v1/responses", **{"input": "hi", **fields})
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    if param is not None:
+        assert error["param"] == param, error
+    if code is not None:
+        assert error["code"] == code, error
+    assert server.post("/v1/responses", input="hi", max_output_tokens=1).status_code == 200
+
+
+def test_compact_is_refused_by_name(server: Running) -> None:
+    response = server.post("/v1/responses/compact", model="echo")
+    assert response.status_code == 400 and response.json()["error"]["code"] == "unsupported"
+
+
+def test_truncation_drops_the_oldest_items(server: Running, client: openai.OpenAI) -> None:
+    items: Any = [user("x" * 1000), user("y" * 3000), user("z" * 100)]
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(model="echo", input=items)
+    assert caught.value.code == "context_length_exceeded" and caught.value.param == "input"
+    found = client.responses.create(
+        model="echo", input=items, truncation="auto", max_output_tokens=5
+    )
+    assert found.truncation == "auto"
+    prompt = bytes(token for token in server.echo.seen[-1].tokens if token < 256)
+    assert b"xxx" not in prompt and prompt.count(b"y") >= 3000 and b"zzz" in prompt
+    assert len([*client.responses.input_items.list(found.id)]) == 3
+    with pytest.raises(openai.BadRequestError):
+        client.responses.create(model="echo", input="x" * 5000, truncation="auto")
+
+
+def test_input_tokens_are_those_that_a_response_has(client: openai.OpenAI) -> None:
+    first = client.responses.create(model="echo", input="hi")
+    more: Any = {"input": "again", "previous_response_id": first.id, "instructions": "Short."}
+    count = client.responses.input_tokens.count(model="echo", **more)
+    found = client.responses.create(model="echo", **more)
+    assert found.usage is not None and count.input_tokens == found.usage.input_tokens
+
+
+def test_a_conversation_collects_the_items_of_its_responses(
+    server: Running, client: openai.OpenAI
+) -> None:
+    made = client.conversations.create(
+        metadata={"topic": "x"},
+        items=[{"role": "developer", "content": "Be kind."}],
+    )
+    one = client.responses.create(model="echo", input="one", conversation=made.id)
+    assert one.conversation is not None and one.conversation.id == made.id
+    two = client.responses.create(model="echo", input="two", conversation={"id": made.id})
+    prompt = server.echo.seen[-1].tokens
+    messages: Any = [
+        {"role": "developer", "content": "Be kind."},
+        user("one"),
+        {"role": "assistant", "content": one.output_text},
+        user("two"),
+    ]
+    client.chat.completions.create(model="echo", messages=messages)
+    assert server.echo.seen[-1].tokens == prompt
+    items: list[Any] = [*client.conversations.items.list(made.id, order="asc", limit=2)]
+    assert [item.role for item in items] == ["developer", *["user", "assistant"] * 2]
+    assert items[-1].content[0].text == two.output_text
+    assert items[::-1] == [*client.conversations.items.list(made.id)]
+    assert items[1::-1] == [*client.conversations.items.list(made.id, after=items[2].id)]
+    assert client.conversations.items.retrieve(items[1].id, conversation_id=made.id) == items[1]
+    client.conversations.items.delete(items[1].id, conversation_id=made.id)
+    assert len([*client.conversations.items.list(made.id)]) == 4
+
+
+def test_a_conversation_is_created_changed_and_deleted(
+    server: Running, client: openai.OpenAI
+) -> None:
+    made = client.conversations.create()
+    assert client.conversations.retrieve(made.id) == made and made.metadata == {}
+    assert client.conversations.update(made.id, metadata={"a": "b"}).metadata == {"a": "b"}
+    added = client.conversations.items.create(
+        made.id,
+        items=[
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": "5"},
+            {"type": "reasoning", "id": "rs_1", "summary": []},
+        ],
+    )
+    kinds = ["function_call", "function_call_output", "reasoning"]
+    assert [item.type for item in added.data] == kinds
+    assert [item.type for item in client.conversations.items.list(made.id, order="asc")] == kinds
+    url = f"/v1/conversations/{made.id}"
+    assert server.http.get(f"{url}/items?after=banana").status_code == 400
+    item = f"{url}/items/{added.data[0].id}"
+    logprobs = client.conversations.items.retrieve(
+        added.data[0].id, conversation_id=made.id, include=LOGPROBS
+    )
+    assert logprobs == added.data[0]
+    assert server.http.get(f"{item}?include[]=banana").status_code == 400
+    assert server.http.post(f"{url}/items?include[]=banana", json={"items": []}).status_code == 400
+    assert server.http.get(f"{url}/items/msg_{'0' * 32}").status_code == 404
+    assert server.post(url).status_code == 400
+    many = [user("x")] * 21
+    assert server.post(f"{url}/items", items=many).status_code == 400
+    assert client.conversations.delete(made.id).deleted
+    for path in (url, f"{url}/items", f"{url}/items/{added.first_id}"):
+        assert server.http.get(path).status_code == 404
+    response = server.post("/v1/responses", input="x", conversation=made.id)
+    assert response.status_code == 404
+
+
+def test_another_key_finds_nothing(start: Start, tmp_path: Path) -> None:
+    server = start(keys=["one", "two"], state=make_state(str(tmp_path / "state")))
+    with make_client(server, "one") as ann, make_client(server, "two") as bob:
+        *_, last = ann.responses.create(model="echo", input="x", stream=True)
+        id = last.response.id  # type: ignore[union-attr]
+        item: Any = {"type": "item_reference", "id": last.response.output[0].id}  # type: ignore[union-attr]
+        given: Any = {"type": "item_reference", "id": ann.responses.input_items.list(id).data[0].id}
+        assert ann.responses.create(model="echo", input=[item, given, user("x")]).output_text
+        made = ann.conversations.create()
+        assert ann.responses.retrieve(id).id == id
+        for refused in (
+            lambda: bob.responses.retrieve(id),
+            lambda: bob.responses.retrieve(id, stream=True),
+            lambda: bob.responses.delete(id),
+            lambda: bob.responses.input_items.list(id),
+            lambda: bob.responses.create(model="echo", input="x", previous_response_id=id),
+            lambda: bob.responses.create(model="echo", input=[item]),
+            lambda: bob.responses.create(model="echo", input=[given]),
+            lambda: bob.responses.create(model="echo", input="x", conversation=made.id),
+            lambda: bob.conversations.retrieve(made.id),
+            lambda: bob.conversations.items.list(made.id),
+            lambda: bob.conversations.delete(made.id),
+        ):
+            with pytest.raises(openai.NotFoundError):
+                refused()
+
+
+def test_without_a_store_only_what_needs_one_is_refused(start: Start) -> None:
+    server = start()
+    found = server.post("/v1/responses", input="hi").json()
+    assert found["status"] == "completed" and found["store"] is False
+    for fields in (
+        {"store": True},
+        {"previous_response_id": "resp_1"},
+        {"conversation": "conv_1"},
+        {"background": True},
+        {"input": [{"type": "item_reference", "id": "msg_1"}]},
+    ):
+        response = server.post("/v1/responses", **{"input": "hi", **fields})
+        assert response.status_code == 400 and "--store" in response.json()["error"]["message"]
+    assert server.http.get(f"/v1/responses/{found['id']}").status_code == 400
+    assert server.post("/v1/conversations").status_code == 400
+    assert server.post("/v1/responses", input="hi", stream=True).status_code == 200
+
+
+def test_a_store_that_does_not_work_stops_stateful_requests_only(
+    start: Start, tmp_path: Path
+) -> None:
+    folder = tmp_path / "state"
+    folder.mkdir(mode=0o700)
+    (folder / "state.db").write_bytes(b"not a database" * 1000)
+    server = start(state=make_state(str(folder)))
+    assert server.post("/v1/responses", input="hi").status_code == 503
+    assert server.http.get("/v1/responses/resp_1").status_code == 503
+    assert server.post("/v1/responses", input="hi", store=False).status_code == 200
+    assert server.chat("hi").status_code == 200
+
+
+def test_the_asynchronous_client_streams_and_continues(server: Running) -> None:
+    async def main() -> None:
+        async with openai.AsyncOpenAI(
+            base_url=f"{server.url}/v1", api_key="none", _strict_response_validation=True
+        ) as client:
+            async with client.responses.stream(model="echo", input="one") as stream:
+                kinds = [event.type async for event in stream]
+                first = await stream.get_final_response()
+            assert kinds[0] == "response.created" and kinds[-1] == "response.completed"
+            second = await client.responses.create(
+                model="echo", input="two", previous_response_id=first.id
+            )
+            assert second.status == "completed"
+            assert (await client.responses.retrieve(second.id)) == second
+
+    asyncio.run(main())
+
+
+LONG: Any = {"model": "echo", "input": "abc", "background": True}
+
+
+def end_of(client: openai.OpenAI, id: str) -> Any:
+    deadline = time.monotonic() + 60
+    while (found := client.responses.retrieve(id)).status in ("queued", "in_progress"):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return found
+
+
+def test_a_response_in_the_background_is_that_of_the_foreground(
+    server: Running, client: openai.OpenAI
+) -> None:
+    made = client.conversations.create()
+    queued = client.responses.create(**LONG, conversation=made.id)
+    assert queued.status == "queued" and queued.background and queued.output == []
+    done = end_of(client, queued.id)
+    assert done.status == "completed" and done.background
+    plain = client.responses.create(model="echo", input="abc")
+    assert done.output_text == plain.output_text and done.usage == plain.usage
+    assert len([*client.conversations.items.list(made.id)]) == 2
+    again = client.responses.create(model="echo", input="x", previous_response_id=done.id)
+    assert again.status == "completed"
+    with pytest.raises(openai.BadRequestError):
+        client.responses.cancel(done.id)
+    with pytest.raises(openai.BadRequestError):
+        client.responses.cancel(plain.id)
+
+
+def test_a_stream_in_the_background_goes_on_without_its_client(
+    server: Running, client: openai.OpenAI
+) -> None:
+    server.echo.step_seconds = 0.03
+    try:
+        with client.responses.create(**LONG, stream=True) as stream:
+            first: Any = next(iter(stream))
+        rest: list[Any] = [
+            *client.responses.retrieve(first.response.id, stream=True, starting_after=0)
+        ]
+    finally:
+        server.echo.step_seconds = 0.0
+    assert [event.sequence_number for event in rest] == [*range(1, len(rest) + 1)]
+    assert rest[-1].type == "response.completed"
+    text = "".join(x.delta for x in rest if x.type == "response.output_text.delta")
+    assert text == rest[-1].response.output_text == end_of(client, first.response.id).output_text
+
+
+def test_a_stream_whose_client_leaves_is_cancelled(server: Running, client: openai.OpenAI) -> None:
+    server.echo.step_seconds = 0.03
+    text, made = "", client.conversations.create()
+    try:
+        with client.responses.create(
+            model="echo", input="x" * 200, stream=True, conversation=made.id
+        ) as stream:
+            for event in stream:
+                if event.type == "response.output_text.delta":
+                    text += event.delta
+                elif event.type == "response.created":
+                    id = event.response.id
+                if len(text) > 3:
+                    break
+        deadline = time.monotonic() + 30
+        while server.http.get(f"/v1/responses/{id}").status_code == 404:
+            assert time.monotonic() < deadline, "the response is not stored"
+            time.sleep(0.05)
+    finally:
+        server.echo.step_seconds = 0.0
+    found = client.responses.retrieve(id)
+    assert found.status == "cancelled" and found.output_text.startswith(text)
+    assert len(found.output_text) < 200 and found.output[0].status == "incomplete"  # type: ignore[union-attr]
+    assert found.usage is not None and found.usage.output_tokens >= len(text)
+    events: list[Any] = [*client.responses.retrieve(id, stream=True)]
+    assert [event.sequence_number for event in events] == [*range(len(events))]
+    assert events[-2].type == "response.output_item.done"
+    assert events[-1].type == "response.incomplete" and events[-1].response == found
+    assert [*client.conversations.items.list(made.id)] == []
+    refused = server.post("/v1/responses", input="x", previous_response_id=id)
+    assert refused.status_code == 400 and "cancelled" in refused.json()["error"]["message"]
+
+
+def test_references_stand_for_items_of_stored_responses(
+    server: Running, client: openai.OpenAI
+) -> None:
+    one = client.responses.create(model="echo", input="one")
+    background = client.responses.create(**LONG)
+    two = end_of(client, background.id)
+    references: Any = [
+        {"type": "item_reference", "id": one.output[0].id},
+        {"id": two.output[0].id},
+        user("again"),
+    ]
+    found = client.responses.create(model="echo", input=references)
+    prompt = server.echo.seen[-1].tokens
+    answers: Any = [
+        {"role": "assistant", "content": one.output_text},
+        {"role": "assistant", "content": two.output_text},
+        user("again"),
+    ]
+    client.responses.create(model="echo", input=answers)
+    assert server.echo.seen[-1].tokens == prompt
+    count = client.responses.input_tokens.count(model="echo", input=references)
+    assert count.input_tokens == len(prompt)
+    items: list[Any] = [*client.responses.input_items.list(found.id, order="asc")]
+    assert [item.content[0].text for item in items] == [one.output_text, two.output_text, "again"]
+    client.responses.delete(one.id)
+    for id in (one.output[0].id, "msg_1"):
+        refused = server.post("/v1/responses", input=[user("x"), {"id": id}])
+        assert refused.status_code == 404, id
+        assert refused.json()["error"]["param"] == "input[1].id"
+    for name in ("previous_response_id", "conversation"):
+        refused = server.post("/v1/responses", input="x", **{name: "none"})
+        assert refused.status_code == 404 and refused.json()["error"]["param"] == name
+    made = client.conversations.create()
+    refused = server.post(f"/v1/conversations/{made.id}/items", items=references[:1])
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "items[0].type"
+
+
+def test_references_stand_for_items_of_the_input(server: Running, client: openai.OpenAI) -> None:
+    texts: Any = [user("one"), user("two")]
+    one = client.responses.create(model="echo", input=texts)
+    given: list[Any] = [*client.responses.input_items.list(one.id, order="asc")]
+    for item, text in zip(given, ("one", "two"), strict=True):
+        reference: Any = [{"type": "item_reference", "id": item.id}]
+        client.responses.create(model="echo", input=reference)
+        prompt = server.echo.seen[-1].tokens
+        client.responses.create(model="echo", input=text)
+        assert server.echo.seen[-1].tokens == prompt
+    unstored = client.responses.create(model="echo", input="three", store=False)
+    missing = [f"fc_{given[0].id[4:]}", "", "msg_1", unstored.output[0].id]
+    client.responses.delete(one.id)
+    for id in (*missing, *(item.id for item in given)):
+        refused = server.post("/v1/responses", input=[{"type": "item_reference", "id": id}])
+        assert refused.status_code == 404, id
+        assert repr(id) in refused.json()["error"]["message"]
+
+
+def test_two_servers_share_the_responses_of_one_store(start: Start, tmp_path: Path) -> None:
+    folder = str(tmp_path / "state")
+    one, two = (start(state=make_state(folder)) for _ in range(2))
+    with make_client(one) as ann, make_client(two) as bob:
+        done = end_of(bob, ann.responses.create(**LONG).id)
+        assert done.status == "completed" and done.output_text
+        more = bob.responses.create(model="echo", input="x", previous_response_id=done.id)
+        assert ann.responses.retrieve(more.id) == more
+        one.echo.step_seconds = two.echo.step_seconds = 0.05
+        long: Any = {**LONG, "input": "x" * 1000, "stream": True}
+        first: Any = next(iter(ann.responses.create(**long)))
+        assert bob.responses.cancel(first.response.id).status == "cancelled"
+        assert bob.responses.cancel(first.response.id).status == "cancelled"
+        *_, last = ann.responses.retrieve(first.response.id, stream=True)
+        assert last.type == "response.incomplete" and last.response.status == "cancelled"
+        deadline = time.monotonic() + 30
+        while one.echo.live or two.echo.live:
+            assert time.monotonic() < deadline, "the generation goes on"
+            time.sleep(0.05)
+
+
+def test_a_batch_of_responses(client: openai.OpenAI) -> None:
+    lines = [
+        {"custom_id": "a", "method": "POST", "url": "/v1/responses", "body": {"input": "hi"}},
+        {
+            "custom_id": "b",
+            "method": "POST",
+            "url": "/v1/responses",
+            "body": {"input": "hi", "background": True},
+        },
+    ]
+    data = b"".join(json.dumps(each).encode() + b"\n" for each in lines)
+    file = client.files.create(file=("in.jsonl", data), purpose="batch")
+    batch = client.batches.create(
+        input_file_id=file.id, endpoint="/v1/responses", completion_window="24h"
+    )
+    deadline = time.monotonic() + 60
+    while batch.status != "completed":
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+        batch = client.batches.retrieve(batch.id)
+    assert batch.request_counts is not None and batch.usage is not None
+    assert (batch.request_counts.completed, batch.request_counts.failed) == (1, 1)
+    assert batch.usage.input_tokens and batch.usage.output_tokens
+    assert batch.output_file_id is not None
+    result = json.loads(client.files.content(batch.output_file_id).text)
+    assert client.responses.retrieve(result["response"]["body"]["id"]).status == "completed"

@@ -1,0 +1,152 @@
+"""Responses in the background: what happens after the end of a server, and without capacity."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from echo.generation import ScriptedGeneration
+from msgspec.structs import replace
+
+from ostro.core.errors import DocumentNotFound, OstroError, Overloaded
+from ostro.core.plugins.manager import PluginManager
+from ostro.core.records import resolve
+from ostro.entrypoints.operations.caller import ANYONE, Caller, Forbidden
+from ostro.entrypoints.operations.responses import runner
+from ostro.entrypoints.operations.responses.request import ResponseBody, read_response_request
+from ostro.entrypoints.operations.responses.response import Response, StoredResponse
+from ostro.entrypoints.operations.responses.responses import Responses
+from ostro.entrypoints.operations.responses.runner import ResponseRunner
+from ostro.entrypoints.operations.responses.store import INPUT_KIND, JOB_KIND, KIND, event_kind
+from ostro.entrypoints.operations.state import State, open_state
+from ostro.entrypoints.operations.text import ChoiceEnd, TextPiece
+
+
+@pytest.fixture(scope="module")
+def plugins() -> PluginManager:
+    found = PluginManager()
+    found.load()
+    return found
+
+
+@pytest.fixture(autouse=True)
+def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "RETRY_SECONDS", (0.01, 0.02))
+    monkeypatch.setattr(runner, "CHECK_SECONDS", 0.01)
+
+
+class Operations:
+    """Answers every chat with "yes"; the first `errors` are raised instead."""
+
+    def __init__(self, plugins: PluginManager, *errors: OstroError) -> None:
+        text = resolve(plugins.get("pipelines", "text").pipeline)
+        self.chat_request, self.errors, self.asked = text.chat_request, [*errors], 0
+        self.service = SimpleNamespace(admit=self.admit)
+
+    async def admit(self, *_: Any) -> Any:
+        return SimpleNamespace(name="m")
+
+    async def chat(self, request: Any, caller: Caller) -> Any:
+        self.asked += 1
+        if self.errors:
+            raise self.errors.pop(0)
+        generation: Any = ScriptedGeneration([TextPiece(text="yes"), ChoiceEnd(finish="stop")])
+        generation.model = "m"
+        return generation
+
+
+@contextmanager
+def anyone(name: str) -> Iterator[Caller]:
+    yield ANYONE
+
+
+@contextmanager
+def refused(name: str) -> Iterator[Caller]:
+    raise Forbidden("the API key is no longer valid")
+    yield ANYONE
+
+
+def run(
+    plugins: PluginManager,
+    *errors: OstroError,
+    attempts: int = 0,
+    stream: bool = False,
+    acting: Any = anyone,
+    delete: bool = False,
+) -> tuple[Response | None, int]:
+    """Run a response that was begun `attempts` times; return its end, and the number of chats."""
+    operations: Any = Operations(plugins, *errors)
+
+    async def main() -> Response | None:
+        state: State = open_state("memory", None, plugins)
+        responses = Responses(state, operations)
+        body = ResponseBody(input="x", background=True, stream=stream)
+        made = await responses.enqueue(read_response_request(body), ANYONE)
+
+        def begun(stored: StoredResponse) -> StoredResponse:
+            return replace(stored, attempts=attempts)
+
+        await state.change("", KIND, made.id, StoredResponse, begun)
+        if delete:  # as another server does at the same time
+            await state.delete("", KIND, made.id)
+        running = asyncio.create_task(ResponseRunner(responses, acting, poll=0.01).run())
+        async with asyncio.timeout(60):
+            while await state.call(lambda store: store.get("", JOB_KIND, made.id)):
+                await asyncio.sleep(0.01)
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+        kept = await state.call(lambda store: store.get("", INPUT_KIND, made.id))
+        assert (kept is None) is delete and (delete or b'"request":null' in kept.body)
+        logged = await state.call(lambda store: store.list("", event_kind(made.id)))
+        with suppress(DocumentNotFound):
+            found = await responses.get(made.id)
+            assert bool(logged) is (stream and found.status == "completed")
+            return found
+        assert not logged
+        return None
+
+    return asyncio.run(main()), operations.asked
+
+
+def status(found: Response | None) -> str:
+    assert found is not None
+    return found.status
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_is_generated(plugins: PluginManager, stream: bool) -> None:
+    found, asked = run(plugins, stream=stream)
+    assert (status(found), asked) == ("completed", 1)
+
+
+def test_a_response_whose_server_ended_is_generated_once_more(plugins: PluginManager) -> None:
+    found, asked = run(plugins, attempts=1)
+    assert (status(found), asked) == ("completed", 1)
+    found, asked = run(plugins, attempts=2)
+    assert (status(found), asked) == ("failed", 0)
+
+
+def test_a_streamed_response_whose_server_ended_has_failed(plugins: PluginManager) -> None:
+    found, asked = run(plugins, attempts=1, stream=True)
+    assert (status(found), asked) == ("failed", 0)
+    assert found is not None and found.error is not None
+    assert "the server ended" in found.error.message
+
+
+def test_a_response_waits_for_capacity(plugins: PluginManager) -> None:
+    found, asked = run(plugins, Overloaded("busy"), Overloaded("busy"))
+    assert (status(found), asked) == ("completed", 3)
+
+
+def test_a_key_that_is_gone_fails_the_response(plugins: PluginManager) -> None:
+    found, asked = run(plugins, acting=refused)
+    assert (status(found), asked) == ("failed", 0)
+
+
+def test_a_deleted_response_is_not_generated_and_leaves_nothing(plugins: PluginManager) -> None:
+    assert run(plugins, delete=True) == (None, 0)

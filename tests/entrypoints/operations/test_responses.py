@@ -1,0 +1,234 @@
+"""Events and output of a response, from a scripted generation; items as messages of a chat."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from echo.generation import SCRIPT, ScriptedGeneration
+from openai.types.responses import ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from ostro.core.errors import EngineDied, RequestError, Unsupported
+from ostro.entrypoints.operations.caller import ANYONE
+from ostro.entrypoints.operations.responses import items
+from ostro.entrypoints.operations.responses.chat import chat_messages, without_orphans
+from ostro.entrypoints.operations.responses.events import ResponseEvent, name_of
+from ostro.entrypoints.operations.responses.items import Item, read_items, stored_items
+from ostro.entrypoints.operations.responses.request import ResponseBody, read_response_request
+from ostro.entrypoints.operations.responses.response import new_response
+from ostro.entrypoints.operations.responses.responses import ResponseRun, Responses
+from ostro.entrypoints.operations.state import State
+from ostro.entrypoints.operations.text import (
+    ChoiceEnd,
+    Event,
+)
+
+
+def run(script: Sequence[Event], error: Exception | None = None) -> list[ResponseEvent]:
+    """Return the events of a response that is not stored."""
+    request = read_response_request(ResponseBody(input="x", store=False))
+    generation: Any = ScriptedGeneration(script, error)
+    operations: Any = None
+    responses = Responses(State(), operations)
+    response = new_response(request, "m", store=False)
+
+    async def main() -> list[ResponseEvent]:
+        work = ResponseRun(responses, request, ANYONE, [], response, generation)
+        return [event async for event in work.events()]
+
+    found = asyncio.run(main())
+    assert generation.closed
+    return found
+
+
+def names(events: Sequence[ResponseEvent]) -> list[str]:
+    return [name_of(event).removeprefix("response.") for event in events]
+
+
+def test_reasoning_text_and_calls_become_items() -> None:
+    events = run(SCRIPT)
+    assert names(events) == [
+        "created",
+        "in_progress",
+        "output_item.added",
+        "content_part.added",
+        "reasoning_text.delta",
+        "reasoning_text.delta",
+        "reasoning_text.done",
+        "content_part.done",
+        "output_item.done",
+        "output_item.added",
+        "content_part.added",
+        "output_text.delta",
+        "output_text.delta",
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "output_item.added",
+        "function_call_arguments.delta",
+        "output_item.added",
+        "function_call_arguments.delta",
+        "function_call_arguments.delta",
+        "function_call_arguments.done",
+        "output_item.done",
+        "function_call_arguments.done",
+        "output_item.done",
+        "completed",
+    ]
+    assert [event.sequence_number for event in events] == [*range(len(events))]
+    last: Any = events[-1]
+    reasoning, message, one, two = msgspec.to_builtins(last.response.output)
+    assert reasoning["content"] == [{"type": "reasoning_text", "text": "The user wants Paris."}]
+    assert message["content"][0]["text"] == "Let me see."
+    assert (one["call_id"], one["name"], one["arguments"]) == (
+        "call_1",
+        "weather",
+        '{"city": "Paris"}',
+    )
+    assert (two["call_id"], two["name"], two["arguments"]) == ("call_2", "time", "{}")
+    assert {each["status"] for each in (reasoning, message, one, two)} == {"completed"}
+    added = [event for event in events if name_of(event).endswith("item.added")]
+    done = [event for event in events if name_of(event).endswith("item.done")]
+    assert [each.output_index for each in added] == [0, 1, 2, 3]  # type: ignore[attr-defined]
+    assert [each.item for each in done] == last.response.output  # type: ignore[attr-defined]
+
+
+def test_every_event_is_one_of_the_client() -> None:
+    adapter: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+    for event in (*run(SCRIPT), *run(SCRIPT, EngineDied("x"))):
+        data = msgspec.json.encode(event)
+        found = adapter.validate_json(data, strict=True)
+        assert found.type == name_of(event) and not (found.model_extra or {}).keys() - {"name"}
+
+
+def test_an_answer_that_is_cut_is_incomplete() -> None:
+    last: Any = run([*SCRIPT[:4], ChoiceEnd(finish="length")])[-1]
+    assert name_of(last) == "response.incomplete"
+    assert last.response.incomplete_details.reason == "max_output_tokens"
+    assert [item.status for item in last.response.output] == ["completed", "incomplete"]
+
+
+def test_an_answer_without_text_has_an_empty_message() -> None:
+    last: Any = run([ChoiceEnd(finish="stop")])[-1]
+    (message,) = last.response.output
+    assert message.content[0].text == "" and message.status == "completed"
+
+
+def test_an_error_of_the_generation_is_the_last_event() -> None:
+    events = run(SCRIPT[:3], EngineDied("secret address"))
+    last: Any = events[-1]
+    assert name_of(last) == "response.failed" and last.sequence_number == len(events) - 1
+    assert last.response.status == "failed" and last.response.error.code == "server_error"
+    assert "secret" not in last.response.error.message
+
+
+CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
+OTHER = {"type": "function_call", "call_id": "c2", "name": "g", "arguments": "[]"}
+RESULT = {"type": "function_call_output", "call_id": "c1", "output": "5"}
+THOUGHT: dict[str, Any] = {
+    "type": "reasoning",
+    "id": "rs_1",
+    "summary": [],
+    "encrypted_content": None,
+}
+THOUGHT["content"] = [{"type": "reasoning_text", "text": "hm"}]
+
+
+def items_of(*given: Any) -> list[Item]:
+    return stored_items(read_items(raw(*given), "input"), "input")
+
+
+def raw(*given: Any) -> list[msgspec.Raw]:
+    return [msgspec.Raw(msgspec.json.encode(each)) for each in given]
+
+
+def test_items_without_nulls_are_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(items, "without_nulls", None)
+    message, call, result = read_items(raw({"role": "user", "content": "a"}, CALL, RESULT), "input")
+    assert message.content == "a" and call.name == "f" and result.output == "5"
+
+
+@pytest.mark.parametrize(
+    ("item", "param"),
+    [
+        (5, "items[1]"),
+        ({"role": "user", "content": 5}, "items[1].content"),
+        ({"role": "user", "content": [{"type": "input_text"}]}, "items[1].content[0].text"),
+        ({"role": "user", "content": "a", "colour": "red"}, "items[1]"),
+        ({**CALL, "name": None}, "items[1].name"),
+        ({"type": "item_reference", "id": "msg_1"}, "items[1].type"),
+        ({"id": "msg_1"}, "items[1].type"),
+    ],
+)
+def test_the_error_of_an_item_names_it(item: Any, param: str) -> None:
+    with pytest.raises((RequestError, Unsupported)) as caught:
+        read_items(raw({"role": "user", "content": "a"}, item), "items")
+    assert caught.value.param == param and param.partition("]")[0] in str(caught.value)
+
+
+def chat_call(id: str, name: str, arguments: str) -> dict[str, Any]:
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def test_one_turn_of_the_assistant_is_one_message() -> None:
+    answer = {"role": "assistant", "content": "I call."}
+    items = items_of({"role": "user", "content": "hi"}, THOUGHT, answer, CALL, OTHER, RESULT)
+    assert chat_messages("Be kind.", items) == [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "hi"},
+        {
+            "role": "assistant",
+            "reasoning_content": "hm",
+            "content": "I call.",
+            "tool_calls": [chat_call("c1", "f", "{}"), chat_call("c2", "g", "[]")],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "5"},
+    ]
+
+
+def test_another_turn_of_the_assistant_is_another_message() -> None:
+    answer = {"role": "assistant", "content": "a"}
+    refusal = {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}
+    assert chat_messages(None, items_of(answer, answer, THOUGHT, refusal, CALL)) == [
+        {"role": "assistant", "content": "a"},
+        {"role": "assistant", "content": "a"},
+        {
+            "role": "assistant",
+            "reasoning_content": "hm",
+            "refusal": "no",
+            "tool_calls": [chat_call("c1", "f", "{}")],
+        },
+    ]
+
+
+def test_media_become_parts() -> None:
+    parts = [
+        {"type": "input_text", "text": "look"},
+        {"type": "input_image", "image_url": "data:image/png;base64,AA", "detail": "low"},
+        {"type": "input_image", "file_id": "file-1", "detail": "auto"},
+        {"type": "input_file", "file_data": "data:text/plain;base64,AA", "filename": "a.txt"},
+    ]
+    (message,) = chat_messages(None, items_of({"role": "user", "content": parts}))
+    url = {"url": "data:image/png;base64,AA", "detail": "low"}
+    assert message["content"] == [
+        {"type": "text", "text": "look"},
+        {"type": "image_url", "image_url": url},
+        {"type": "file", "file": {"file_id": "file-1"}},
+        {"type": "file", "file": {"file_data": "data:text/plain;base64,AA", "filename": "a.txt"}},
+    ]
+
+
+def test_the_results_of_dropped_calls_are_dropped() -> None:
+    items = items_of(CALL, RESULT, {"role": "user", "content": "hi"})
+    assert without_orphans(items) == items
+    assert without_orphans(items[1:]) == items[2:]
+
+
+@pytest.mark.parametrize("field", ["id", "status", "phase"])
+def test_null_fields_of_items_are_absent(field: str) -> None:
+    (item,) = items_of({"role": "user", "content": "hi", field: None})
+    assert item.id

@@ -1,0 +1,61 @@
+"""Admission of requests to models: by name, or by their task."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ostro.core.errors import Unsupported
+from ostro.core.pipeline import ModelTarget
+from ostro.entrypoints.operations.service import Service
+
+
+@pytest.fixture
+def service() -> Service:
+    """Two chat models, of which the first embeds too, and three models of other tasks."""
+    engine: Any = SimpleNamespace(admit=lambda: None)
+    service = Service(engine, "chat", "other", "vectors", "more", "judge")
+    service.models["chat"] = {"text": "text of chat", "embed": "vectors of chat"}
+    service.models["other"] = {"text": "text of other"}
+    service.models["vectors"] = {"embed": "vectors of vectors"}
+    service.models["more"] = {"embed": "vectors of more"}
+    service.models["judge"] = {"classify": "labels", "rerank": "ranks"}
+    return service
+
+
+@pytest.mark.parametrize(
+    ("target", "task", "model"),
+    [
+        ({}, "text", "chat"),
+        ({}, "embed", "vectors"),
+        ({"model": "default"}, "embed", "vectors"),
+        ({"model": "chat"}, "embed", "chat"),
+        ({"model": "more"}, "embed", "more"),
+        ({"adapter": "sql"}, "embed", "chat"),
+        ({}, "rerank", "judge"),
+        ({"adapter": "sql"}, "rerank", "judge"),
+    ],
+)
+def test_the_model_of_a_request(
+    service: Service, target: dict[str, Any], task: str, model: str
+) -> None:
+    admitted = asyncio.run(service.admit(ModelTarget(**target), task))
+    assert (admitted.model, admitted.pipeline) == (model, service.models[model][task])
+
+
+def test_a_task_that_the_model_does_not_support(service: Service) -> None:
+    with pytest.raises(Unsupported, match="other supports text, not embed; use chat, vectors"):
+        asyncio.run(service.admit(ModelTarget(model="other"), "embed"))
+    with pytest.raises(Unsupported, match="chat supports text, embed, not speak"):
+        asyncio.run(service.admit(ModelTarget(), "speak"))
+
+
+def test_the_task_of_a_request_that_several_tasks_can_answer(service: Service) -> None:
+    tasks = ("rerank", "embed")
+    assert service.task_of(ModelTarget(), tasks) == "rerank"
+    assert service.task_of(ModelTarget(model="chat"), tasks) == "embed"
+    assert service.task_of(ModelTarget(model="judge"), tasks) == "rerank"
+    assert service.task_of(ModelTarget(model="other"), tasks) == "rerank"

@@ -1,0 +1,119 @@
+"""Tokenization without HTTP: counting, rendering, token ids and back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import pytest
+from echo.model import END_ID, START_ID, make_model, served_echo
+
+from ostro.core.errors import (
+    ContextLengthExceeded,
+    NotFound,
+    RequestError,
+    TemplateError,
+    Unsupported,
+)
+from ostro.core.ipc.messages import ModelInfo
+from ostro.core.pipeline import parse
+from ostro.core.tokenizer import load_tokenizer
+from ostro.entrypoints.operations.operations import Operations
+from ostro.entrypoints.operations.service import Service
+from ostro.entrypoints.operations.tokens import DetokenizeRequest, TokenizeRequest
+from ostro.plugins.pipelines.text.pipeline import Text
+from ostro.plugins.pipelines.vectors.pipeline import Vectors
+
+CONTEXT = 32
+T = TypeVar("T")
+
+
+@pytest.fixture(scope="module")
+def operations(tmp_path_factory: pytest.TempPathFactory) -> Operations:
+    """The operations of a text model with a template, one without, and an embedding model."""
+    tokenizer = load_tokenizer(make_model(tmp_path_factory.mktemp("echo")))
+    engine: Any = SimpleNamespace(admit=lambda: None)
+    service = Service(engine, "base", "vectors", "echo")
+    info = ModelInfo(context=CONTEXT, vocab=300)
+    echo, base = (
+        served_echo(tokenizer, **fields).ready(info) for fields in ({}, {"template": None})
+    )
+    service.models["base"] = {"text": Text(base, engine)}
+    service.models["vectors"] = {"embed": Vectors(echo, engine)}
+    service.models["echo"] = {"text": Text(echo, engine)}
+    return Operations(service, Text)
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(work)
+
+
+def chat(operations: Operations, text: str, **more: Any) -> Any:
+    fields = {"model": "echo", "messages": [{"role": "user", "content": text}], **more}
+    return parse(fields, operations.chat_request)
+
+
+def test_a_conversation_is_rendered_and_counted(operations: Operations) -> None:
+    request = chat(operations, "hé")
+    prompt = "<|im_start|>user\nhé<|im_end|>\n<|im_start|>assistant\n"
+    assert run(operations.render(request)) == prompt
+    found = run(operations.tokenize(request))
+    assert (found.model, found.context) == ("echo", CONTEXT)
+    assert found.tokens[0] == START_ID and END_ID in found.tokens
+    assert run(operations.detokenize(DetokenizeRequest(tokens=found.tokens))) == prompt
+    assert run(operations.count(request)) == len(found.tokens) == 22
+    tool = {"type": "function", "function": {"name": "look"}}
+    longer = chat(operations, "hé", tools=[tool], add_generation_prompt=False)
+    assert '"name": "look"' in run(operations.render(longer))
+    assert not run(operations.render(longer)).endswith("assistant\n")
+
+
+def test_a_count_may_exceed_the_context(operations: Operations) -> None:
+    assert run(operations.count(chat(operations, "a" * 200))) == 219 > CONTEXT
+    with pytest.raises(ContextLengthExceeded, match="256"):
+        run(operations.count(chat(operations, "a" * 250)))
+    assert run(operations.count(chat(operations, "a"))) == 20
+
+
+def test_control_tokens_in_texts(operations: Operations) -> None:
+    text = "<|im_start|>"
+    assert run(operations.tokenize(TokenizeRequest(text=text))).tokens == list(text.encode())
+    parsed = TokenizeRequest(text=text, parse_special=True)
+    assert run(operations.tokenize(parsed)).tokens == [START_ID]
+    assert START_ID not in run(operations.tokenize(chat(operations, text))).tokens[1:-11]
+
+
+def test_any_model_with_a_tokenizer_tokenizes(operations: Operations) -> None:
+    found = run(operations.tokenize(TokenizeRequest(text="hi", model="vectors")))
+    assert (found.model, found.tokens) == ("vectors", [104, 105])
+    assert run(operations.detokenize(DetokenizeRequest(model="vectors", tokens=[104]))) == "h"
+    with pytest.raises(Unsupported, match="vectors supports embed, not text"):
+        run(operations.count(chat(operations, "hi", model="vectors")))
+    with pytest.raises(NotFound, match="'nothing' not found"):
+        run(operations.tokenize(TokenizeRequest(text="hi", model="nothing")))
+
+
+@pytest.mark.parametrize("token", [-1, 300])
+def test_ids_outside_of_the_vocabulary(operations: Operations, token: int) -> None:
+    with pytest.raises(RequestError, match=rf"tokens\[1\]={token} is not within 0..299") as error:
+        run(operations.detokenize(DetokenizeRequest(tokens=[1, token])))
+    assert error.value.param == "tokens"
+    assert run(operations.detokenize(DetokenizeRequest(tokens=[104, 299, 105]))) == "hi"
+
+
+def test_a_model_without_a_template(operations: Operations) -> None:
+    request = chat(operations, "hi", model="base")
+    for work in (operations.render(request), operations.count(request)):
+        with pytest.raises(TemplateError, match="no chat template"):
+            run(work)
+    assert run(operations.tokenize(TokenizeRequest(text="hi", model="base"))).tokens == [104, 105]
+
+
+def test_media_are_refused_by_a_text_model(operations: Operations) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    request = chat(operations, "", messages=[{"role": "user", "content": [image]}])
+    for work in (operations.render(request), operations.count(request)):
+        with pytest.raises(Unsupported, match="accepts text only, not image"):
+            run(work)
