@@ -22,6 +22,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
 END = "<|endoftext|>"
+MERGE = ("Ġ", "a")
+"""llama.cpp refuses a tokenizer without merges."""
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
@@ -94,23 +96,28 @@ def weights() -> Iterator[tuple[str, str, Tensor]]:
     yield "model.norm.weight", "output_norm.weight", draw((hidden,))
 
 
-def vocabulary() -> list[str]:
-    """The end-of-text token, the bytes, and words up to the number of embedding rows."""
-    bytes_ = sorted(pre_tokenizers.ByteLevel.alphabet())
+def vocabulary(rows: int) -> list[str]:
+    """The end-of-text token, the bytes, a merge, and words, one for each row of the embedding."""
+    tokens = [END, *sorted(pre_tokenizers.ByteLevel.alphabet()), "".join(MERGE)]
     words = ("Ġ" + "".join(characters) for characters in product(ascii_lowercase, repeat=4))
-    return [END, *bytes_, *islice(words, CONFIG["vocab_size"] - 1 - len(bytes_))]
+    return [*tokens, *islice(words, rows - len(tokens))]
 
 
 def write_folder(folder: Path) -> None:
-    tokens = vocabulary()
-    tokenizer = Tokenizer(models.BPE({t: i for i, t in enumerate(tokens)}, []))
+    write_tokenizer(folder, CONFIG["vocab_size"])
+    save_file({name: t for name, _, t in weights()}, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(CONFIG, indent=2))
+
+
+def write_tokenizer(folder: Path, rows: int) -> None:
+    """Write a byte-level tokenizer of so many tokens."""
+    tokens = vocabulary(rows)
+    tokenizer = Tokenizer(models.BPE({t: i for i, t in enumerate(tokens)}, [MERGE]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(END, special=True)])
     tokenizer.save(str(folder / "tokenizer.json"))
-    save_file({name: t for name, _, t in weights()}, folder / "model.safetensors", {"format": "pt"})
     files = {
-        "config.json": CONFIG,
         "generation_config.json": {"eos_token_id": 0, "do_sample": False},
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -134,12 +141,12 @@ def write_gguf(file: Path) -> None:
     writer.add_value_length(CONFIG["head_dim"])
     writer.add_rope_freq_base(CONFIG["rope_theta"])
     writer.add_layer_norm_rms_eps(CONFIG["rms_norm_eps"])
-    tokens = vocabulary()
+    tokens = vocabulary(CONFIG["vocab_size"])
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(tokens)
     writer.add_token_types([3, *[1] * (len(tokens) - 1)])
-    writer.add_token_merges(["Ġ a"])
+    writer.add_token_merges([" ".join(MERGE)])
     writer.add_eos_token_id(0)
     for _, name, tensor in weights():
         if tensor.ndim == 1:

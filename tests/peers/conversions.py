@@ -134,13 +134,13 @@ def write_marked_bytes(folder: Path, marks: Sequence[str] = ()) -> None:
     make_tokenizer(marks or MARKS).save(str(folder / "tokenizer.json"))
 
 
-def write_fallback(folder: Path, media: Sequence[str] = ()) -> None:
-    """A BPE of characters and of bytes for all others, as in Gemma 4."""
+def write_fallback(folder: Path, media: Sequence[str] = (), rows: int = VOCABULARY) -> None:
+    """A BPE of characters and of bytes for all others, as in Gemma 4; `rows` tokens."""
     marks = ["<pad>", *media, END, START]
     bytes_ = [f"<0x{i:02X}>" for i in range(256)]
     letters = [chr(i) for i in range(ord("a"), ord("z") + 1)]
     pieces = [*marks, *bytes_, *letters, "\u2581", "th", "the"]
-    pieces += [f"<unused{i}>" for i in range(VOCABULARY - len(pieces))]
+    pieces += [f"<unused{i}>" for i in range(rows - len(pieces))]
     ids = {text: i for i, text in enumerate(pieces)}
     merges = [("t", "h"), ("th", "e")]
     tokenizer = FastTokenizer(models.BPE(ids, merges, byte_fallback=True, fuse_unk=True))

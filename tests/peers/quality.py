@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from textwrap import fill
 
 from converter import convert, find_checkout, find_python
 from environments import default_root, python_of
@@ -32,6 +33,8 @@ from ostro.entrypoints.quality.measure import measure
 from ostro.entrypoints.quality.text import read_text
 
 PAGE = Path(__file__).parents[2] / "docs" / "formats.md"
+WIDTH = 100
+"""Columns of the text of the page."""
 MARKS = re.compile(r"(<!-- quality: .*? -->\n).*?(<!-- end of quality -->)", re.DOTALL)
 TYPES = (
     "Q8_0 Q6_K Q5_1 Q5_K_M Q5_K_S Q5_0 Q4_1 Q4_K_M Q4_K_S Q4_0 IQ4_NL IQ4_XS Q3_K_M IQ3_S "
@@ -100,8 +103,8 @@ def write(
     theirs = [row for row in report.variants if row.name in files]
     lines = [
         f"{report.windows} windows, {report.positions} positions; the reference in floats has "
-        f"perplexity {value.value:.3f} ({value.low:.3f}..{value.high:.3f}).",
-        "Bits in memory, in parentheses those of the format alone: embeddings and heads have more.",
+        f"perplexity {value.value:.3f} ({value.low:.3f}..{value.high:.3f}). Bits in memory, in "
+        "parentheses those of the format alone: embeddings and heads have more.",
         "",
         *table("made at load", ours, nominal),
         "",
@@ -122,7 +125,8 @@ def write(
         "",
         f"Read from checkpoints, not made at load: {', '.join(read)}.",
     ]
-    return "\n".join(lines) + "\n"
+    wrapped = (line if line.startswith("|") else fill(line, WIDTH) for line in lines)
+    return "\n".join(wrapped) + "\n"
 
 
 def run(only: Sequence[str], checkout: Path | None) -> str:

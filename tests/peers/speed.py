@@ -32,6 +32,9 @@ from typing import Any
 BITS = {"8": ("Q8_0", "int8"), "4": ("Q4K", "int4")}
 """The names of the formats in mistral.rs and OpenVINO, by bits."""
 
+WARM_UP = 64
+"""The longest prompt of the turn that is not measured."""
+
 Turn = Callable[[list[int]], tuple[float, float]]  # prompt -> seconds to prefill, to decode
 
 
@@ -44,7 +47,8 @@ def main() -> int:
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in workers}
     with busy_processes(args.busy):
         for turn in range(args.runs + 1):
-            prompt = [rng.randrange(1000, 40_000) for _ in range(args.prompt)]
+            length = args.prompt if turn else min(args.prompt, WARM_UP)
+            prompt = [rng.randrange(1000, 40_000) for _ in range(length)]
             for name, worker in list(workers.items()):
                 seconds = ask(name, worker, prompt)
                 if seconds is None:
@@ -72,6 +76,8 @@ def arguments() -> argparse.Namespace:
     add("--prompt", type=int, default=512)
     add("--tokens", type=int, default=64)
     add("--threads", type=int, default=os.cpu_count() or 1)
+    add("--fixed", action="store_true", help="ostro's threads do not follow the load")
+    add("--dtype", default="auto", help="compute dtype of ostro, as of ostro's option")
     add("--busy", type=int, default=0, help="processes that use the CPUs meanwhile")
     add("--json", type=Path, help="write the figures of every round here")
     add("--worker", help=argparse.SUPPRESS)
@@ -188,7 +194,14 @@ def ostro(args: argparse.Namespace) -> Turn:
     need = args.prompt + args.tokens + 2
     reference = args.gguf if args.bits else args.checkpoint
     words = str(args.checkpoint)
-    asked = Settings(reference=str(reference), tokenizer=words, context=need, max_seqs=1)
+    asked = Settings(
+        reference=str(reference),
+        tokenizer=words,
+        context=need,
+        max_seqs=1,
+        dtype=args.dtype,
+        threads=args.threads if args.fixed else None,
+    )
     model = load_text(asked, [])
     warm_up(model.engine)
 

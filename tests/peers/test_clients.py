@@ -1,0 +1,219 @@
+"""Client libraries against `ostro serve`, and schemathesis on its OpenAPI document.
+
+`environments.py clients` installs LangChain, LlamaIndex, schemathesis and, where npm is there, the
+vendors' JavaScript clients. All of them run as processes of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+sys.path.append(str(Path(__file__).parent))
+
+from environments import default_root, python_of
+
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
+
+ROOT = Path(__file__).resolve().parents[2]
+CLIENTS = Path(__file__).parent / "clients"
+FOLDER = default_root() / "clients"
+PYTHON = python_of(default_root(), "clients")
+QUESTION = "What is the capital of France?"
+KEY = "secret"
+AUTHORIZATION = {"Authorization": f"Bearer {KEY}"}
+OFFLINE = {"HF_HUB_OFFLINE": "1", "LANGSMITH_TRACING": "false", "NO_PROXY": "*"}
+EXAMPLES = os.environ.get("SCHEMATHESIS_EXAMPLES", "10")
+"""Examples of schemathesis for each operation and phase."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a server with the starter model and a store in memory."""
+    log = tmp_path_factory.mktemp("server") / "log"
+    command = [sys.executable, "-m", "ostro", "serve", "--port", "0", "--store", "memory"]
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [*command, "--threads", "1", "--api-key", KEY],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        )
+    try:
+        for _ in range(600):
+            found = re.search(r"http://127\.0\.0\.1:\d+", log.read_text())
+            if found and is_ready(found[0]):
+                break
+            assert process.poll() is None, log.read_text()
+            subprocess.run(["sleep", "0.2"], check=True)
+        else:
+            pytest.fail(f"the server is not ready: {log.read_text()}")
+        yield found[0]
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+
+
+def is_ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/ready", timeout=5).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def expected(server: str) -> str:
+    """The greedy answer of the server itself."""
+    response = httpx.post(
+        f"{server}/v1/chat/completions",
+        json={
+            "messages": [{"role": "user", "content": QUESTION}],
+            "temperature": 0,
+            "max_tokens": 24,
+        },
+        headers=AUTHORIZATION,
+        timeout=120,
+    )
+    answer: str = response.raise_for_status().json()["choices"][0]["message"]["content"]
+    return answer
+
+
+def run(*command: str | Path, folder: Path | None = None) -> dict[str, Any]:
+    """The JSON in the last line that a client prints."""
+    ran = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={**os.environ, **OFFLINE},
+        timeout=900,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    return found
+
+
+def check(found: dict[str, Any], expected: str) -> None:
+    """Assert that all answers are the expected one, and all vectors equally long."""
+    wrong = {name: text for name, text in found["answers"].items() if text != expected}
+    assert not wrong
+    assert len({*found["vectors"]}) == 1 and found["vectors"][0] > 0
+
+
+@pytest.mark.parametrize("name", ["langchain", "llama_index"])
+def test_python_libraries(name: str, server: str, expected: str) -> None:
+    if not PYTHON.exists():
+        pytest.skip("run tests/peers/environments.py clients")
+    check(run(PYTHON, CLIENTS / f"{name}_client.py", server, QUESTION), expected)
+
+
+def test_javascript_clients(server: str, expected: str, tmp_path: Path) -> None:
+    if shutil.which("node") is None or not (FOLDER / "node_modules").is_dir():
+        pytest.skip("run tests/peers/environments.py clients, with node and npm")
+    shutil.copy(CLIENTS / "javascript.mjs", tmp_path)
+    (tmp_path / "node_modules").symlink_to(FOLDER / "node_modules")
+    found = run("node", "javascript.mjs", server, QUESTION, folder=tmp_path)
+    check(found, expected)
+    assert found["tokens"] > 0 and len({name.split(":")[0] for name in found["models"]}) >= 1
+
+
+def test_schemathesis(server: str, tmp_path: Path) -> None:
+    """Valid and invalid requests on all routes: no 5xx, every response matches its schema.
+
+    A request that fits its schema may still be rejected, for the model or another field, so the
+    check of acceptance is left out.
+    """
+    if not PYTHON.exists():
+        pytest.skip("run tests/peers/environments.py clients")
+    ran = subprocess.run(
+        [
+            *(PYTHON, "-m", "schemathesis.cli", "run", f"{server}/openapi.json"),
+            *("--checks", "all", "--exclude-checks", "positive_data_acceptance"),
+            *("--mode", "all", "--header", f"Authorization: Bearer {KEY}"),
+            *("--max-examples", EXAMPLES, "--seed", "1", "--request-timeout", "60"),
+        ],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, **OFFLINE},
+        timeout=1700,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout[-12000:]
+    assert httpx.get(f"{server}/ready", timeout=10).status_code == 200
+
+
+def documented_fields() -> dict[str, dict[str, str]]:
+    """The status of each field of each route in docs/http-api.md."""
+    found: dict[str, dict[str, str]] = {}
+    for line in (ROOT / "docs" / "http-api.md").read_text().splitlines():
+        if line.startswith("## "):
+            fields = found.setdefault(line.removeprefix("## "), {})
+        elif match := re.match(r"\| `([^`]+)` \| (\w+) \|", line):
+            fields[match[1]] = match[2]
+    return found
+
+
+PATH = ("conversation_id",)
+"""Parameters of the JavaScript clients that are parts of the path."""
+ADDITIONAL = ("POST /v1/conversations/{id}/items", "include")
+"""The only parameter in the query of a route with a body."""
+
+
+def fault_of(result: dict[str, Any], status: str | None) -> str:
+    """Why the result of a parameter contradicts its documented status; "" if it does not."""
+    field, message = result["field"], result.get("message") or ""
+    named = field in message or (result.get("param") or "").startswith(field)
+    if result["status"] not in (200, 400, 404):
+        return "neither a success nor a documented error"
+    if result["header"] or field in PATH or (result["route"], field) == ADDITIONAL:
+        return "" if result["status"] == 200 else "not accepted"
+    if status is None:
+        return "not documented"
+    if "unknown field" in message and named:
+        return "unknown"
+    if status == "rejected":
+        return "" if result["status"] == 400 and named else "not rejected by name"
+    if result["status"] == 200:
+        echoed = status != "echoed" or result.get("echo") is not None
+        return "" if echoed else "not echoed"
+    needs_other_model = message.startswith("starter supports text, embed, not")
+    return "" if named or needs_other_model else "an error that does not name it"
+
+
+def test_every_parameter_of_the_javascript_clients(server: str, tmp_path: Path) -> None:
+    """Each is honoured, echoed, accepted or rejected, as docs/http-api.md states."""
+    if shutil.which("node") is None or not (FOLDER / "node_modules").is_dir():
+        pytest.skip("run tests/peers/environments.py clients, with node and npm")
+    shutil.copy(CLIENTS / "parameters.mjs", tmp_path)
+    (tmp_path / "node_modules").symlink_to(FOLDER / "node_modules")
+    ran = subprocess.run(
+        ["node", "parameters.mjs", server],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=1500,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    results = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert len(results) > 240, "the declarations of the clients have another form"
+    fields = documented_fields()
+    faults = [
+        (result["route"], result["field"], fault, result.get("message"))
+        for result in results
+        if (fault := fault_of(result, fields.get(result["route"], {}).get(result["field"])))
+    ]
+    assert not faults
