@@ -4,7 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 WORKERS ?= 2
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+WORKSTEAL := -n $(WORKERS) --dist worksteal
+PYTEST := $(BIN)/python -m pytest $(WORKSTEAL)
 
 # Tests start hundreds of processes: without cached bytecode, each compiles all sources again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -24,9 +25,9 @@ run: $(VENV)/run  ## install ostro in .venv and answer a prompt with the starter
 	@echo "  make test                                         run the tests"
 
 test: $(VENV)/test  ## run the quick tests (12 to 25 minutes on two cores)
-	$(PYTEST) -m "not slow and not peer and not gpu"
+	$(BIN)/python tests/retry.py $(WORKSTEAL) -m "not slow and not peer and not gpu"
 
-test-slow: $(VENV)/test  ## run the slow tests of continuous integration
+test-slow: $(VENV)/test  ## run the slow tests (20 to 40 minutes on two cores)
 	$(PYTEST) -m "slow and not grid and not peer and not gpu"
 
 test-all: $(VENV)/test  ## run all tests that need no other engine (hours)

