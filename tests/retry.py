@@ -19,26 +19,27 @@ MOST_FLAKY = 3
 """More failed tests than this are not run again: flaky or not, they fail the run."""
 
 
-def run(arguments: Sequence[str], cache: Path) -> tuple[int, list[str]]:
+def run(*arguments: str) -> int:
+    """Run pytest in a process of its own. Returns its exit code."""
+    return subprocess.run([sys.executable, "-m", "pytest", *arguments], check=False).returncode
+
+
+def run_all(arguments: Sequence[str]) -> tuple[int, list[str]]:
     """Run pytest. Returns its exit code and the sorted ids of the failed tests."""
-    command = [sys.executable, "-m", "pytest", "-o", f"cache_dir={cache}", *arguments]
-    code = subprocess.run(command, check=False).returncode
-    failed = cache / "v" / "cache" / "lastfailed"
-    return code, sorted(json.loads(failed.read_text())) if failed.exists() else []
+    with tempfile.TemporaryDirectory() as cache:  # without the failures of earlier runs
+        code = run("-o", f"cache_dir={cache}", *arguments)
+        failed = Path(cache, "v", "cache", "lastfailed")
+        return code, sorted(json.loads(failed.read_text())) if failed.exists() else []
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run pytest with the arguments, and the failed tests again. Returns the exit code."""
-    with tempfile.TemporaryDirectory() as folder:
-        code, failed = run(arguments, Path(folder, "all"))
-        collected = all("::" in test for test in failed)  # the id of an unreadable file has none
-        if code != 1 or not collected or not 0 < len(failed) <= MOST_FLAKY:
-            return code
-        print(f"\nfailed, now run once more, alone: {', '.join(failed)}", flush=True)
-        codes = [
-            run(["-vv", "-rP", test], Path(folder, str(number)))[0]
-            for number, test in enumerate(failed)
-        ]
+    code, failed = run_all(arguments)
+    collected = all("::" in test for test in failed)  # the id of an unreadable file has none
+    if code != 1 or not collected or not 0 < len(failed) <= MOST_FLAKY:
+        return code
+    print(f"\nfailed, now run once more, alone: {', '.join(failed)}", flush=True)
+    codes = [run("-vv", "-rP", test) for test in failed]
     for test, second in zip(failed, codes, strict=True):
         print(f"FAILED twice: {test}" if second else f"FLAKY, passed the second time: {test}")
     return code if any(codes) else 0

@@ -78,6 +78,11 @@ def test_green(tmp_path: Path) -> None:
     assert code == 0 and "1 passed" in output and "run once more" not in output
 
 
+def test_an_error_without_a_failed_test_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "run", lambda *_: 1)
+    assert retry.main([]) == 1
+
+
 def test_a_crash_is_a_failure(tmp_path: Path) -> None:
     code, output = outcome(tmp_path, "def test_exit():\n    import os\n    os._exit(3)\n", GOOD)
     assert code != 0 and "FAILED twice: test_0.py::test_exit" in output, output

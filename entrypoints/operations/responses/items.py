@@ -196,7 +196,8 @@ class ItemPage:
 def read_items(given: Sequence[msgspec.Raw], param: str, kinds: Sequence[str] = KINDS) -> list[Any]:
     """Return the items of a request's JSON: null fields count as absent, a message needs no type.
 
-    kinds: the supported types. Raises Unsupported for others, and RequestError for what is no item.
+    kinds: the supported types. Raises Unsupported for others, and RequestError for JSON
+    that is not an item.
     """
     return [read_item(item, f"{param}[{i}]", kinds) for i, item in enumerate(given)]
 

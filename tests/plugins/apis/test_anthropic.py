@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,7 +74,7 @@ def test_the_client_streams(client: Any) -> None:
     events = list(client.messages.create(**body, stream=True))
     assert events[0].type == "message_start" and events[-1].type == "message_stop"
     pieces = [e.delta.text for e in events if e.type == "content_block_delta"]
-    assert "".join(pieces) == SAID  # a slow reader receives several tokens in one piece
+    assert "".join(pieces) == SAID
     with client.messages.stream(**body) as stream:
         assert "".join(stream.text_stream) == SAID
         final = stream.get_final_message()
@@ -82,6 +83,30 @@ def test_the_client_streams(client: Any) -> None:
     assert (final.usage, final.stop_reason) == (whole.usage, whole.stop_reason)
     again = client.messages.create(**{**body, "messages": [USER, whole.to_param(), USER]})
     assert again.content[0].text.startswith(f"user\nhi\nassistant\n{SAID}")
+
+
+def test_text_arrives_while_it_is_generated(
+    server: Any, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine waits before the second character until the client has read the first one."""
+    step, read = server.echo.step, threading.Event()
+    made: list[int] = []
+
+    def wait_and_step() -> Any:
+        if any(token < 256 for token in made):
+            read.wait(60)
+        outputs = step()
+        made.extend(token for output in outputs for token in output.tokens)
+        return outputs
+
+    monkeypatch.setattr(server.echo, "step", wait_and_step)
+    try:
+        with client.messages.stream(model="echo", max_tokens=400, messages=[USER]) as stream:
+            assert next(stream.text_stream) == SAID[0]
+            read.set()
+            assert "".join(stream.text_stream) == SAID[1:]
+    finally:
+        read.set()
 
 
 def test_the_asynchronous_client(server: Any) -> None:
@@ -364,16 +389,18 @@ def test_a_server_that_loads_is_overloaded(start: Any) -> None:
 
 
 def test_the_generation_ends_when_the_client_leaves(server: Any, client: Any) -> None:
-    server.echo.step_seconds = 0.02
+    server.echo.step_seconds, made = 0.05, server.echo.stats().generated_tokens
+    long = {"role": "user", "content": "x" * 1500}  # 75 seconds of steps
     try:
-        with client.messages.stream(model="echo", max_tokens=400, messages=[USER]) as stream:
-            next(iter(stream.text_stream))
+        with client.messages.stream(model="echo", max_tokens=2000, messages=[long]) as stream:
+            next(stream.text_stream)
         deadline = time.monotonic() + 60
         while server.echo.live:
             assert time.monotonic() < deadline, "the engine goes on"
             time.sleep(0.05)
     finally:
         server.echo.step_seconds = 0
+    assert server.echo.stats().generated_tokens - made < 1500
 
 
 def test_adapters(start: Any, tmp_path: Path) -> None:
