@@ -17,12 +17,17 @@ from collections.abc import Callable, Mapping, Sequence
 class WorkerProcess:
     """A child process with which its parent exchanges frames over stdin and stdout.
 
-    ended: called with the id of a process that has ended. Methods are not thread-safe, except
-    `kill`.
+    ended: called with the id of a process that has ended. clock: the seconds that deadlines count.
+    Methods are not thread-safe, except `kill`.
     """
 
-    def __init__(self, ended: Callable[[int], object] | None = None) -> None:
-        self.ended = ended
+    def __init__(
+        self,
+        ended: Callable[[int], object] | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.ended, self.clock = ended, clock
         self._process: subprocess.Popen[bytes] | None = None
         self._finalizer: Callable[[], object] | None = None
         self._owner = 0
@@ -58,11 +63,11 @@ class WorkerProcess:
         self._finalizer = weakref.finalize(self, _end, process, os.getpid(), self.ended)
 
     def send(self, data: bytes, deadline: float) -> None:
-        """Write a frame before `deadline` (`time.monotonic`). Raises TimeoutError and OSError."""
+        """Write a frame before `deadline` (of `clock`). Raises TimeoutError and OSError."""
         assert self._process is not None and self._process.stdin is not None
         pipe, left = self._process.stdin.fileno(), memoryview(frame(data))
         while left:
-            _wait_for(pipe, select.POLLOUT, deadline)
+            self._wait_for(pipe, select.POLLOUT, deadline)
             left = left[os.write(pipe, left) :]
 
     def receive(self, deadline: float) -> bytes:
@@ -93,25 +98,25 @@ class WorkerProcess:
         assert self._process is not None and self._process.stdout is not None
         pipe, parts = self._process.stdout.fileno(), bytearray()
         while len(parts) < size:
-            _wait_for(pipe, select.POLLIN, deadline)
+            self._wait_for(pipe, select.POLLIN, deadline)
             part = os.read(pipe, min(size - len(parts), 1 << 20))
             if not part:
                 raise EOFError
             parts += part
         return bytes(parts)
 
+    def _wait_for(self, pipe: int, event: int, deadline: float) -> None:
+        """Wait until a pipe can be read or written. Raises TimeoutError."""
+        poll = select.poll()
+        poll.register(pipe, event)
+        while not poll.poll(max(0.0, deadline - self.clock()) * 1000):
+            if self.clock() >= deadline:
+                raise TimeoutError
+
 
 def frame(data: bytes) -> bytes:
     """`data` with its length before it."""
     return len(data).to_bytes(8, "little") + data
-
-
-def _wait_for(pipe: int, event: int, deadline: float) -> None:
-    """Wait until a pipe can be read or written. Raises TimeoutError."""
-    poll = select.poll()
-    poll.register(pipe, event)
-    if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-        raise TimeoutError
 
 
 def _end(

@@ -44,6 +44,7 @@ def test_no_image_is_left_over() -> None:
     assert {file.stem for file in FOLDER.glob("*.svg")} == set(RECORDINGS)
 
 
+@pytest.mark.process
 @terminal
 def test_a_screen_is_drawn_with_its_colours() -> None:
     red = r"printf '\033[38;2;200;10;20mred\033[0m %s\n' $((6 * 7))"

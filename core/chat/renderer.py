@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import LifoQueue
 from typing import Any
@@ -41,12 +41,14 @@ class Renderer:
     """Renders templates in worker processes, one at a time in each. Methods are thread-safe.
 
     A process starts when all that run are busy. A rendering that takes more than `timeout` seconds
-    of processor time ends its process.
+    of processor time ends its process. `clock` measures the limits on wall-clock time.
     """
 
-    def __init__(self, timeout: float = TIMEOUT) -> None:
-        self.timeout = timeout
-        self.workers = [WorkerProcess() for _ in range(WORKERS)]
+    def __init__(
+        self, timeout: float = TIMEOUT, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.timeout, self.clock = timeout, clock
+        self.workers = [WorkerProcess(clock=clock) for _ in range(WORKERS)]
         # Last in, first out: a process that runs is taken before one that has to be started.
         self._idle = LifoQueue[WorkerProcess]()
         self._release(self.workers)
@@ -88,7 +90,7 @@ class Renderer:
         """Send a request and return its reply; a process that has died is replaced once."""
         for _ in range(2):
             self._start(worker)
-            deadline = time.monotonic() + self.timeout * PATIENCE
+            deadline = self.clock() + self.timeout * PATIENCE
             try:
                 worker.send(data, deadline)
                 reply: dict[str, Any] = json.loads(worker.receive(deadline))
@@ -119,7 +121,7 @@ class Renderer:
         zone = {"TZ": os.environ["TZ"]} if "TZ" in os.environ else {}
         worker.start([sys.executable, "-I", "-S", str(WORKER), path], zone)
         try:
-            worker.receive(time.monotonic() + START)
+            worker.receive(self.clock() + START)
         except (TimeoutError, EOFError):
             worker.stop()
             raise Overloaded(

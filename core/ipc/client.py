@@ -190,7 +190,8 @@ class AsyncEngine(ABC):
             wait = self.max_wait  # for the first output
             while left:
                 try:
-                    output = await (asyncio.wait_for(stream.get(), wait) if wait else stream.get())
+                    async with asyncio.timeout(wait or None):
+                        output = await stream.get()
                 except TimeoutError:
                     raise Overloaded(f"the request waited {wait:g} s; try again later") from None
                 wait = None
@@ -320,7 +321,8 @@ class AsyncEngine(ABC):
         """Accept no more requests and wait for those under way; return whether all finished."""
         self.draining = True
         try:
-            await asyncio.wait_for(self._idle.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
         except TimeoutError:
             return False
         return True

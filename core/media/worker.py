@@ -117,13 +117,23 @@ class MediaWorker:
     run one at a time. `threads` is an executor for callers that must not block.
     """
 
-    def __init__(self, inputs: Import, raw: Mapping[str, Any], folder: Path) -> None:
-        """`inputs` is the import string of an `Inputs` class, `raw` and `folder` its arguments."""
+    def __init__(
+        self,
+        inputs: Import,
+        raw: Mapping[str, Any],
+        folder: Path,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`inputs` is the import string of an `Inputs` class, `raw` and `folder` its arguments.
+
+        `clock` measures the time limit.
+        """
         self.inputs, self.raw, self.folder = inputs, raw, folder
         self.closed = False
         self.threads = ThreadPoolExecutor(THREADS, "ostro-media")
         self._lock = threading.Lock()
-        self._worker = WorkerProcess(sweep)
+        self._worker = WorkerProcess(sweep, clock=clock)
 
     @property
     def pid(self) -> int | None:
@@ -201,7 +211,7 @@ class MediaWorker:
 
     def _exchange(self, data: bytes) -> bytes:
         """Send an encoded request, return the reply. Raises EOFError, OSError or TimeoutError."""
-        deadline = time.monotonic() + SECONDS
+        deadline = self._worker.clock() + SECONDS
         if self.closed:
             raise Overloaded(GONE)
         if not self._worker.running:

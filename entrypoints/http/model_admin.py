@@ -265,7 +265,8 @@ async def status_of(
 async def stats_of(service: Service, name: str) -> Stats | None:
     """The counters of a model, None if the engine does not answer now."""
     with suppress(TimeoutError, EngineDied, Overloaded):
-        stats = await asyncio.wait_for(service.engine.stats(), STATS_SECONDS)
+        async with asyncio.timeout(STATS_SECONDS):
+            stats = await service.engine.stats()
         return stats.models.get(name)
     return None
 

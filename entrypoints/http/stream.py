@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from time import monotonic
 from typing import Any, TypeVar
 
 import msgspec
@@ -96,16 +95,18 @@ class EventStream(Response):
         if not self.started:
             self.started = True
             await send({"type": "http.response.start", "status": 200, "headers": list(self.head)})
-        self.last = monotonic()
+        self.last = asyncio.get_running_loop().time()
         await send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def _watch(self, receive: Receive, send: Send) -> None:
         """Keep the connection during long pauses. Return when the client has disconnected."""
+        loop = asyncio.get_running_loop()
         while True:
             try:
-                message = await asyncio.wait_for(receive(), KEEP_ALIVE)
+                async with asyncio.timeout(KEEP_ALIVE):
+                    message = await receive()
             except TimeoutError:
-                if self.keep_alive and monotonic() - self.last >= KEEP_ALIVE / 2:
+                if self.keep_alive and loop.time() - self.last >= KEEP_ALIVE / 2:
                     await self._write(send, self.keep_alive)
                 continue
             if message["type"] == "http.disconnect":

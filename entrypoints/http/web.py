@@ -71,7 +71,8 @@ class Web(uvicorn.Server):
         """Wait for `stop`. uvicorn's loop polls ten times a second, which costs an idle CPU."""
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.stopped.wait(), TICK_SECONDS)
+                async with asyncio.timeout(TICK_SECONDS):
+                    await self.stopped.wait()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve on listening sockets."""

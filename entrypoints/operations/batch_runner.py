@@ -94,9 +94,10 @@ class BatchRunner(JobRunner):
         slots: int = SLOTS,
         poll: float = POLL_SECONDS,
         lease: float = LEASE_SECONDS,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        """slots: requests that run at once. poll, lease: seconds."""
-        super().__init__(state, poll=poll, lease=lease)
+        """slots: requests that run at once. poll, lease, clock: as in `JobRunner`."""
+        super().__init__(state, poll=poll, lease=lease, clock=clock)
         self.files, self.execute = files, execute
         self.slots = asyncio.Semaphore(slots)
 
@@ -231,19 +232,28 @@ class BatchRun:
 
     def is_late(self) -> bool:
         """Whether the time of the batch is over."""
-        return time.time() > self.batch.expires
+        return self.runner.clock() > self.batch.expires
 
     async def report(self) -> None:
         """Store the progress."""
-        now = self.counts
-        fields = {"completed": now.completed, "failed": now.failed, "unrun": now.unrun}
 
         def report(batch: Batch) -> Batch:
             if batch.status not in ("in_progress", "cancelling"):  # another server ends it
                 return batch
-            return replace(batch, usage=now.usage, model=now.model, **fields)
+            return replace(batch, **self.progress())
 
         await self.change(report)
+
+    def progress(self) -> dict[str, Any]:
+        """The fields of a batch that count results."""
+        now = self.counts
+        return {
+            "completed": now.completed,
+            "failed": now.failed,
+            "unrun": now.unrun,
+            "usage": now.usage,
+            "model": now.model,
+        }
 
     async def feed(self, error: LineError | None = None) -> None:
         """Run the requests in order, as many at once as there are slots.
@@ -313,7 +323,8 @@ class BatchRun:
         """Write the results, and end the batch."""
         expired = self.batch.status == "in_progress" and self.is_late()
         if self.batch.status == "in_progress" and not self.batch.faults:
-            await self.enter("finalizing")
+            # Again: another server that runs the batch may have reported less since.
+            await self.enter("finalizing", **self.progress())
         end: Status = "expired" if expired else "completed"
         if self.batch.faults:
             end = "failed"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from secrets import token_hex
@@ -42,10 +43,15 @@ class JobRunner:
     most: int
 
     def __init__(
-        self, state: State, *, poll: float = POLL_SECONDS, lease: float = LEASE_SECONDS
+        self,
+        state: State,
+        *,
+        poll: float = POLL_SECONDS,
+        lease: float = LEASE_SECONDS,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        """poll, lease: seconds."""
-        self.state, self.poll, self.lease = state, poll, lease
+        """poll, lease: seconds. clock: the time since 1970, which all servers of a store share."""
+        self.state, self.poll, self.lease, self.clock = state, poll, lease, clock
         self.server = token_hex(8)
         self.changed = asyncio.Event()
         self.running: dict[str, asyncio.Task[None]] = {}
@@ -73,7 +79,8 @@ class JobRunner:
                 except StoreError as error:
                     log.warning("%s: the jobs cannot be read: %s", self.name, error)
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self.changed.wait(), self.poll)
+                    async with asyncio.timeout(self.poll):
+                        await self.changed.wait()
         finally:
             tasks = [*self.running.values()]
             for task in tasks:
@@ -99,7 +106,7 @@ class JobRunner:
 
     async def claim(self, owner: str, id: str, seconds: float | None = None) -> bool:
         """Take or renew the lease of a job. False if another server has it or it is gone."""
-        now = time.time()
+        now = self.clock()
         until = now + (self.lease if seconds is None else seconds)
 
         def extend(job: Job) -> Job:

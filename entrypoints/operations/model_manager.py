@@ -172,7 +172,8 @@ class ModelManager:
         if not managed.on_demand:
             raise Overloaded(f"the model {name!r:.100} is {self.state(name)}", param="model")
         try:
-            await asyncio.wait_for(self.until_loaded(managed), self.service.engine.max_wait)
+            async with asyncio.timeout(self.service.engine.max_wait):
+                await self.until_loaded(managed)
         except TimeoutError:
             message = f"the model {name!r:.100} is being loaded; try again later"
             raise Overloaded(message, param="model") from None

@@ -144,7 +144,8 @@ class WorkerPool:
             if silence > self.service.engine.patience:
                 return log.error("a worker has not responded for %.0f s", silence)
             with suppress(TimeoutError):
-                await asyncio.wait_for(connection.gone.wait(), HEARTBEAT)
+                async with asyncio.timeout(HEARTBEAT):
+                    await connection.gone.wait()
 
     def send(self, message: msgspec.Struct) -> None:
         """Send a message to all workers."""

@@ -15,6 +15,7 @@ import time
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -29,8 +30,7 @@ from tiny.server import RunningServer, serving
 from tiny.vision import IDS, make_vision
 
 from ostro.core.errors import ConfigError
-from ostro.core.media import worker as media_worker
-from ostro.core.media.worker import MediaWorker
+from ostro.core.media.worker import SECONDS, MediaWorker
 from ostro.core.records import Settings
 
 CHAT = "/v1/chat/completions"
@@ -228,7 +228,7 @@ def media_worker_of(server: RunningServer) -> MediaWorker:
         ("leave", 400, "crashed the worker"),
         ("swell", 400, "exceeds the memory limit"),
         ("fail", 500, "see the server's log"),
-        ("sleep", 400, "took longer than 1 s"),
+        ("sleep", 400, "took longer than 120 s"),
     ],
 )
 def test_media_that_harm_the_worker_are_rejected(
@@ -240,14 +240,18 @@ def test_media_that_harm_the_worker_are_rejected(
     reason: str,
 ) -> None:
     assert reply_of(ask(server, shown(LARGE), "hello")) == expected
-    first = media_worker_of(server).pid
-    monkeypatch.setattr(media_worker, "SECONDS", 1.0 if deed == "sleep" else 60.0)
-    refused(ask(server, shown(LARGE), image(hostile(deed)), "x"), status, reason, "messages")
-    monkeypatch.setattr(media_worker, "SECONDS", 60.0)
+    worker = media_worker_of(server)
+    first = worker.pid
+    # A reading of the clock moves it: it passes the deadline after the request is sent.
+    times, step = count(), SECONDS * 0.6 if deed == "sleep" else 0.0
+    with monkeypatch.context() as patch:
+        patch.setattr(worker._worker, "clock", lambda: next(times) * step)
+        refused(ask(server, shown(LARGE), image(hostile(deed)), "x"), status, reason, "messages")
     assert reply_of(ask(server, shown(LARGE), "hello")) == expected
     assert (media_worker_of(server).pid == first) == (deed in ("swell", "fail"))
 
 
+@pytest.mark.process
 def test_a_process_that_is_killed_mid_request(server: RunningServer, expected: str) -> None:
     first = media_worker_of(server).pid
     assert first is not None
@@ -270,6 +274,7 @@ def send(server: RunningServer, *parts: Any) -> socket.socket:
     return client
 
 
+@pytest.mark.process
 def test_a_disconnect_during_media_preparation_aborts(server: RunningServer, expected: str) -> None:
     pid = media_worker_of(server).pid
     assert pid is not None
@@ -280,6 +285,7 @@ def test_a_disconnect_during_media_preparation_aborts(server: RunningServer, exp
     assert reply_of(ask(server, shown(LARGE), "hello")) == expected
 
 
+@pytest.mark.process
 def test_slow_media_do_not_delay_other_requests(server: RunningServer) -> None:
     pid = media_worker_of(server).pid
     assert pid is not None
@@ -317,6 +323,7 @@ def test_a_disconnect_before_admission_aborts(server: RunningServer, expected: s
     assert server.server.engine.pid == pid
 
 
+@pytest.mark.process
 def test_what_prepares_media_ends_with_the_server(tmp_path: Path) -> None:
     vision = make_vision(tmp_path / "vision")
     with ThreadPoolExecutor(1) as thread:

@@ -205,7 +205,6 @@ def main(kind: str, seed: int, first: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.grid
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("kind", ["config", "uqff"])
 def test_mutants_are_refused_or_load(kind: str, seed: int) -> None:

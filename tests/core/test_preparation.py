@@ -117,6 +117,7 @@ def test_a_text_of_usual_length_is_counted_once() -> None:
     check_length("w" * 8 * PIECE, PIECE, count)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("tokenizer", "text"),
     [

@@ -191,6 +191,15 @@ def test_models_and_configs_do_not_depend_on_a_file_format() -> None:
     assert not naming
 
 
+def test_waits_do_not_lose_a_cancellation() -> None:
+    """`asyncio.wait_for` does before Python 3.12, if what it waits for ends in the same turn of the
+    loop: a task that waits in a loop then never ends. `asyncio.timeout` does not.
+    """
+    rooms = ("core", "entrypoints", "plugins", "adapters", "quant")
+    files = [file for room in rooms for file in (ROOT / room).rglob("*.py")]
+    assert not [str(file) for file in files if "asyncio.wait_for(" in file.read_text("utf-8")]
+
+
 def test_the_wheel_has_every_module_but_the_training_program() -> None:
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     wheel = build["targets"]["wheel"]

@@ -20,6 +20,7 @@ from echo.engine import EchoEngine
 from echo.model import END_ID, make_model, served_echo
 from echo.thread import ThreadEngine
 from ostro.core.chat import ChatTemplate
+from ostro.core.engine.request import TokenOutput
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import resolve
 from ostro.core.tokenizer import load_tokenizer
@@ -30,19 +31,72 @@ from ostro.entrypoints.operations.admission import Admission
 from ostro.entrypoints.operations.keys import KeyRing
 from ostro.entrypoints.operations.service import Service
 
+PATIENCE = 120.0
+"""Seconds after which a test gives up. No outcome depends on them unless the server hangs."""
+
+
+class MovableLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock a test moves forward. What is due at the new time then happens."""
+
+    offset = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.offset
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock from another thread."""
+        moved = threading.Event()
+
+        def move() -> None:
+            self.offset += seconds
+            moved.set()
+
+        self.call_soon_threadsafe(move)
+        assert moved.wait(PATIENCE)
+
+
+def wait_until(condition: Callable[[], object], what: str = "the condition does not hold") -> None:
+    """Wait until a condition holds. what: the message of the error if it never does."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.005)
+
 
 @dataclass
 class Running:
-    """A server under test; `echo` is its engine, `service` its state."""
+    """A server under test; `echo` is its engine, `service` its state, `loop` its event loop."""
 
     url: str
     echo: EchoEngine
     service: Service
     plugins: PluginManager
+    loop: MovableLoop
     http: httpx.Client = field(init=False)
 
     def __post_init__(self) -> None:
-        self.http = httpx.Client(base_url=self.url, timeout=20)
+        self.http = httpx.Client(base_url=self.url, timeout=PATIENCE)
+
+    @contextlib.contextmanager
+    def paused(self, steps: int = 0) -> Iterator[threading.Event]:
+        """Stop the engine within the block, after a number of steps. Yields whether it stands."""
+        release, stands, step = threading.Event(), threading.Event(), self.echo.step
+
+        def hold() -> list[TokenOutput]:
+            nonlocal steps
+            if steps == 0:
+                stands.set()
+                release.wait()
+            else:
+                steps -= 1
+            return step()
+
+        self.echo.step = hold  # type: ignore[method-assign]
+        try:
+            yield stands
+        finally:
+            self.echo.step = step  # type: ignore[method-assign]
+            release.set()
 
     def post(self, path: str, **body: Any) -> httpx.Response:
         """Post JSON."""
@@ -71,7 +125,7 @@ class Running:
     def connect(self) -> socket.socket:
         """Open a connection to the server."""
         address = urlsplit(self.url)
-        return socket.create_connection((address.hostname, address.port), timeout=10)
+        return socket.create_connection((address.hostname, address.port), timeout=PATIENCE)
 
     def events(self, path: str, **body: Any) -> list[Any]:
         """The parsed events of a stream, without comments."""
@@ -127,7 +181,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
                 release.set()
 
             def build(report: Any) -> EchoEngine:
-                release.wait(20)
+                release.wait()
                 return echo
 
             engine = ThreadEngine(build)
@@ -137,6 +191,8 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
             app = make_app(service, plugins, ring=ring, **options)
             await app.state.documents.start()
             web = Web.of(app)
+            # A client whose idle connection is closed while it sends a request gets no response.
+            web.config.timeout_keep_alive = 10**9
             serving = asyncio.ensure_future(web.serve(sockets=[listener]))
             starting = asyncio.ensure_future(engine.start())
             if not loading:
@@ -153,8 +209,9 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
                 app.state.documents.run_jobs()
             while not web.started:
                 await asyncio.sleep(0.01)
-            servers.append(Running(url_of(listener), echo, service, plugins))
             loop = asyncio.get_running_loop()
+            assert isinstance(loop, MovableLoop)
+            servers.append(Running(url_of(listener), echo, service, plugins, loop))
 
             def end() -> None:
                 release.set()
@@ -170,21 +227,22 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
 
         def run() -> None:
             try:
-                asyncio.run(main())
+                with asyncio.Runner(loop_factory=MovableLoop) as runner:
+                    runner.run(main())
             except BaseException as error:
                 failed.append(error)
                 up.set()
 
         thread = threading.Thread(target=run)
         thread.start()
-        up.wait(30)
+        assert up.wait(PATIENCE)
         if failed:
             raise failed[0]
 
         def end() -> None:
             servers[0].http.close()
             stop["now"]()
-            thread.join(20)
+            thread.join(PATIENCE)
             if failed:
                 raise failed[0]
 

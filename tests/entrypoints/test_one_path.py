@@ -24,6 +24,8 @@ from ostro.core.records import STARTER, Settings
 from ostro.entrypoints.cli import main
 from ostro.entrypoints.local_model import LocalModel, Piece
 
+pytestmark = pytest.mark.process
+
 EXACT: dict[str, Any] = {"dtype": "float32", "deterministic": True, "threads": 1}
 ADAPTERS = tuple(f"{name}=starter/{name}" for name in ("pirate", "french", "shout"))
 SUGGESTED = {"do_sample": True, "temperature": 0.8, "top_k": 40}

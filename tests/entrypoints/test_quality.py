@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
-import time
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import exp, log
@@ -176,6 +177,7 @@ def test_rules_and_cache_dtypes_are_variants(report, model: Path) -> None:
     assert narrow["layers"][0]["error"] == 0
 
 
+@pytest.mark.slow
 def test_the_starter_is_measured_on_held_out_chats(run: Run) -> None:
     code, out, _ = run("--quant", "q8_0,q4_0", "--tokens", "400", "--json", "--dtype", "float32")
     found = json.loads(out)
@@ -234,6 +236,7 @@ def interrupted(step: tuple[str, int]) -> Callable[[], Any]:
     return stages
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("step", "names", "positions"),
     [
@@ -268,17 +271,42 @@ def test_an_interrupted_measurement_shows_what_it_knows(
     assert code == 130 and "Interrupted" in out
 
 
-def test_progress_of_a_pipe_is_a_line_now_and_then(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stages, "INTERVAL", 0.01)
+class Lines(io.StringIO):
+    """A stream whose lines another thread waits for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.changed = threading.Condition()
+
+    def write(self, text: str) -> int:
+        with self.changed:
+            self.changed.notify_all()
+            return super().write(text)
+
+    def wait_for(self, text: str) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: text in self.getvalue(), 60), self.getvalue()
+
+
+def test_progress_of_a_pipe_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "INTERVAL", 0.0)
+    monkeypatch.setattr(sys, "stderr", stream := Lines())
     with stages.stages() as report:
         report("reading weights", 1, 4)
-        time.sleep(0.1)
+        stream.wait_for(": reading weights, 25 %\n")
         report("measuring", 0, 0)
-        time.sleep(0.1)
-    lines = [line.partition(": ")[2] for line in capsys.readouterr().err.splitlines()]
-    assert list(dict.fromkeys(lines)) == ["reading weights, 25 %", "measuring"]
+        stream.wait_for(": measuring\n")
+    lines = [line.partition(": ")[2] for line in stream.getvalue().splitlines()]
+    kinds = list(dict.fromkeys(lines))
+    assert kinds[kinds[0] == "starting" :] == ["reading weights, 25 %", "measuring"]
+
+
+def test_a_short_command_reports_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "INTERVAL", 1000.0)
+    monkeypatch.setattr(sys, "stderr", stream := Lines())
+    with stages.stages() as report:
+        report("reading weights", 1, 4)
+    assert not stream.getvalue()
 
 
 def test_a_picture_has_every_point_in_its_place() -> None:

@@ -57,7 +57,7 @@ def test_the_clock_may_be_set(server: Any, clock: list[float], years: int) -> No
     assert content.status_code == 200 and content.content == b"x" * 10
     assert respond(server, previous_response_id=stored["id"])["status"] == "completed"
     job = respond(server, background=True)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while job["status"] in ("queued", "in_progress"):
         assert time.monotonic() < deadline
         time.sleep(0.02)

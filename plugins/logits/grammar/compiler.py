@@ -15,6 +15,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import count
@@ -88,11 +89,16 @@ def encode(parameter: dict[str, Any], place: str) -> bytes:
 
 
 class Compiler:
-    """Compiles grammars in worker processes and keeps them. Methods are thread-safe."""
+    """Compiles grammars in worker processes and keeps them. Methods are thread-safe.
 
-    def __init__(self, seconds: float = SECONDS) -> None:
-        self.seconds = seconds
-        self.workers = [WorkerProcess() for _ in range(WORKERS)]
+    `clock` measures the limits on wall-clock time.
+    """
+
+    def __init__(
+        self, seconds: float = SECONDS, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.seconds, self.clock = seconds, clock
+        self.workers = [WorkerProcess(clock=clock) for _ in range(WORKERS)]
         self._idle = LifoQueue[WorkerProcess]()
         for worker in self.workers:
             self._idle.put(worker)
@@ -227,7 +233,7 @@ class Compiler:
     def _ask(
         self, worker: WorkerProcess, request: dict[str, Any], seconds: float
     ) -> dict[str, Any]:
-        deadline = time.monotonic() + seconds
+        deadline = self.clock() + seconds
         worker.send(msgspec.msgpack.encode(request), deadline)
         reply: dict[str, Any] = msgspec.msgpack.decode(worker.receive(deadline))
         return reply
@@ -240,7 +246,7 @@ class Compiler:
         env = {"PATH": os.environ.get("PATH", "")}
         worker.start([sys.executable, "-I", "-S", str(WORKER), path], env)
         try:
-            worker.receive(time.monotonic() + START)
+            worker.receive(self.clock() + START)
         except (TimeoutError, EOFError):
             worker.stop()
             raise Overloaded(

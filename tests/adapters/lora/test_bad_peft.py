@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -227,7 +228,28 @@ def test_bad_files_beside_it_are_refused(
 def test_expressions_that_take_for_ever_are_stopped(
     write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The time limit is passed to `subprocess.run`, whose error is reported."""
+    limits, run = list[float](), subprocess.run
+
+    def note(*args: Any, timeout: float, **options: Any) -> Any:
+        limits.append(timeout)
+        return run(*args, **options)  # without a limit: a busy machine may need longer
+
+    def expire(*args: Any, timeout: float, **options: Any) -> Any:
+        raise subprocess.TimeoutExpired(args, timeout)
+
+    monkeypatch.setattr(subprocess, "run", note)
     assert write(factors(), config(target_modules=r"(\w+|\.)+")).weights
+    assert limits == [10]
+    monkeypatch.setattr(subprocess, "run", expire)
+    with pytest.raises(errors.AdapterError, match=r"target_modules: matching takes more than 10 s"):
+        write(factors(), config(target_modules=r"(\w+|\w|\.)+!"))
+
+
+@pytest.mark.process
+def test_expressions_that_take_for_ever_are_stopped_in_real_time(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(patterns, "SECONDS", 1.0)
     with pytest.raises(errors.AdapterError, match=r"target_modules: matching takes more than 1 s"):
         write(factors(), config(target_modules=r"(\w+|\w|\.)+!"))

@@ -127,6 +127,7 @@ def test_the_prefix_cache_tells_adapters_and_scales_apart(llama: Subject, engine
     engine.close()
 
 
+@pytest.mark.slow
 def test_many_activated_adapters_prefill_a_prompt_once(llama: Subject, engine_of: Build) -> None:
     """aLoRA: K/V blocks before the invocation are those of the base, and shared."""
     engine, invocation, count = engine_of(llama), (90, 91), 50

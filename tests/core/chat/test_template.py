@@ -62,6 +62,7 @@ class TestTemplates:
         ]
         assert attempt(template, parts) == attempt(template, USER)
 
+    @pytest.mark.sample(12)
     def test_arguments_as_json_text_read_as_the_object(self, source: str) -> None:
         template = ChatTemplate(source, tokens=TOKENS)
         written = copy.deepcopy(CALLED)
@@ -69,6 +70,7 @@ class TestTemplates:
         function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
         assert attempt(template, written, tools=[TOOL]) == attempt(template, CALLED, tools=[TOOL])
 
+    @pytest.mark.sample(12)
     def test_null_beside_tool_calls_reads_as_empty(self, source: str) -> None:
         template = ChatTemplate(source, tokens=TOKENS)
         text = attempt(template, CALLED, tools=[TOOL])

@@ -50,6 +50,7 @@ def rounded(cache: Tensor, dtype: torch.dtype) -> Tensor:
     return widen(*narrow(cache, dtype))
 
 
+@pytest.mark.sample(5)
 @TYPES
 @pytest.mark.parametrize("name", ["llama", *MIXED])
 def test_only_the_rounding_differs(plugins: PluginManager, name: str, type: str) -> None:
@@ -110,6 +111,7 @@ def test_deterministic_logits_do_not_depend_on_the_batch(llama: Subject, type: s
         assert torch.equal(full, runner.logits(llama.prompt)[: len(prompt)])
 
 
+@pytest.mark.sample(1)
 @TYPES
 def test_batches_chunks_and_preemption_change_nothing(
     llama: Subject, engine_of: Build, type: str

@@ -93,6 +93,7 @@ async def measure() -> tuple[list[float], list[float]]:
         await engine.close()
 
 
+@pytest.mark.process
 def test_a_load_returns_the_interpreter_lock_fast() -> None:
     begun, ended = threading.Event(), threading.Event()
 
@@ -121,7 +122,7 @@ def test_a_load_returns_the_interpreter_lock_fast() -> None:
     assert sorted(waits)[len(waits) // 10] < LONGEST_WAIT
 
 
-@pytest.mark.grid  # a pause of other processes counts as one of the engine
+@pytest.mark.process  # a pause of other processes counts as one of the engine
 @pytest.mark.slow
 def test_streams_do_not_pause_while_a_model_is_loaded() -> None:
     usual, during = asyncio.run(measure())

@@ -237,6 +237,7 @@ def test_the_rows_of_a_step_bound_its_encoder_work(inline: Subject, engine_of: B
     assert run(engine, inline_request("x", 1, 2, 3, cost=1000)) == generated
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("rows", [1, 7, 15, 16, 17, 25, 40])
 def test_no_step_begins_or_ends_within_an_atom(
     inline: Subject, engine_of: Build, rows: int

@@ -224,6 +224,7 @@ def test_the_memory_of_a_first_model_returns_without_a_collection(
     engine.close()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("damage", "kind", "text"),
     [

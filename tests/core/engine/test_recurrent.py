@@ -37,6 +37,7 @@ def run(engine: Engine, *requests: TokenRequest) -> dict[tuple[str, int], list[i
     return generated
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("length", [BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5])
 def test_greedy_tokens_match_the_reference(tiny: Subject, engine_of: Build, length: int) -> None:
     """20 tokens after the prompt: decoding crosses one or two block boundaries."""
@@ -88,6 +89,7 @@ def test_every_chunk_of_a_long_prompt_caches_a_state(tiny: Subject, engine_of: B
     assert generated == tiny.reference_tokens(shorter, 12)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("rows", [5, BLOCK, 23])
 def test_chunks_with_decodes_match_the_reference(
     tiny: Subject, engine_of: Build, rows: int
@@ -97,6 +99,7 @@ def test_chunks_with_decodes_match_the_reference(
     assert greedy(engine_of(tiny, rows=rows), prompts, 8) == alone
 
 
+@pytest.mark.sample(1)
 def test_preemption_does_not_change_outputs(tiny: Subject, engine_of: Build) -> None:
     prompts = [tiny.prompt[i : i + 30] for i in range(6)]
     wanted = greedy(engine_of(tiny), prompts, 40)

@@ -91,6 +91,7 @@ def speculating(engine: Engine, proposer: Any) -> Speculation:
     return speculation
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("replay", [False, True])
 @pytest.mark.parametrize("wrong", [10**9, 5, 2, 1])
 def test_answers_are_the_same_with_drafts(tiny: Subject, wrong: int, replay: bool) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -19,8 +18,9 @@ from ostro.core.ipc.process import ProcessEngine
 from ostro.core.records import Settings
 from ostro.entrypoints.local_engine import LocalClient, LocalEngine
 
+QUESTIONS = 200
 BLOCKED = 0.4
-"""Seconds that a read takes in these tests."""
+"""Seconds that a read takes in the tests of real time."""
 FEW = 12
 """Passes of the loop that starting, two messages and the end of a read may take."""
 
@@ -37,24 +37,21 @@ def make_local() -> AsyncEngine:
     return LocalClient(LocalEngine(GatedEngine()))
 
 
-@pytest.mark.parametrize("make", [make_process, make_thread, make_local])
-def test_a_driver_sleeps_until_a_read_ends(
-    make: Callable[[], AsyncEngine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def run(
+    make: Callable[[], AsyncEngine],
+    gate: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    test: Callable[[AsyncEngine], Awaitable[None]],
 ) -> None:
-    monkeypatch.setattr(client, "HEARTBEAT", 60.0)  # no other message wakes the driver
+    """Test an engine while it reads an adapter, which lasts until the gate is there."""
+    monkeypatch.setattr(client, "HEARTBEAT", 3600.0)  # no other message wakes the driver
 
     async def main() -> None:
         engine = make()
-        gate = tmp_path / "gate"
         try:
             await engine.start()
             load = asyncio.ensure_future(engine.adapt("load", name="a", reference=str(gate)))
-            start, ticks = time.monotonic(), 0
-            while time.monotonic() < start + BLOCKED:
-                await asyncio.sleep(0.02)
-                ticks += 1
-            assert ticks > 5, "the read must not block the event loop"
-            assert (await engine.stats()).steps < FEW, "the driver must not poll"
+            await test(engine)
             gate.touch()
             with pytest.raises(AdapterError, match="the gate is open"):
                 await load
@@ -65,6 +62,34 @@ def test_a_driver_sleeps_until_a_read_ends(
     asyncio.run(asyncio.wait_for(main(), 240))
 
 
+every_client = pytest.mark.parametrize("make", [make_process, make_thread, make_local])
+
+
+@every_client
+def test_a_driver_answers_during_a_read_without_further_passes(
+    make: Callable[[], AsyncEngine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(engine: AsyncEngine) -> None:
+        await asyncio.sleep(0)  # the command is sent
+        passes = [(await engine.stats()).steps for _ in range(QUESTIONS)]
+        assert passes[-1] - passes[0] == QUESTIONS - 1, "the driver must not poll"
+
+    run(make, tmp_path / "gate", monkeypatch, test)
+
+
+@pytest.mark.process
+@every_client
+def test_a_driver_sleeps_until_a_read_ends(
+    make: Callable[[], AsyncEngine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(engine: AsyncEngine) -> None:
+        await asyncio.sleep(BLOCKED)
+        assert (await engine.stats()).steps < FEW, "the driver must not poll"
+
+    run(make, tmp_path / "gate", monkeypatch, test)
+
+
+@pytest.mark.process
 def test_a_synchronous_caller_sleeps_until_a_read_ends(tmp_path: Path) -> None:
     engine, gate = GatedEngine(), tmp_path / "gate"
     opener = threading.Timer(BLOCKED, gate.touch)

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -40,8 +41,10 @@ from ostro.core.ipc.client import AsyncEngine
 from ostro.core.ipc.messages import (
     Failed,
     Frames,
+    FromEngine,
     ModelSpec,
     Outputs,
+    Progress,
     StartEngine,
     frame,
     from_engine,
@@ -209,17 +212,15 @@ def test_abort_of_one_choice(make: Callable[[], AsyncEngine]) -> None:
 
 
 @both
-def test_drain(make: Callable[[], AsyncEngine], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ECHO_STEP", "0.05")
-
+def test_drain(make: Callable[[], AsyncEngine]) -> None:
     async def test(engine: AsyncEngine) -> None:
-        work = asyncio.ensure_future(collect(engine, ask()))
-        await asyncio.sleep(0.02)
+        work = asyncio.ensure_future(collect(engine, ask(tokens=[5] * 2000)))
+        await asyncio.sleep(0)
         assert not await engine.drain(0)
         with pytest.raises(Overloaded, match="shutting down"):
             await collect(engine, ask("b"))
-        assert await engine.drain(10)
-        assert await work == {0: [5, 6, 7]}
+        assert await engine.drain(60)
+        assert await work == {0: [5] * 2000}
 
     run(make(), test)
 
@@ -238,20 +239,22 @@ def test_close_fails_what_is_under_way(make: Callable[[], AsyncEngine]) -> None:
 
 
 def test_a_hung_child_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "HEARTBEAT", 0.05)
+    now = [0.0]
+    monkeypatch.setattr(client, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(client, "HEARTBEAT", 0.01)
 
     async def until(hung: bool) -> None:
-        begin = time.monotonic()
         while engine.hung is not hung:
-            assert time.monotonic() - begin < 60
             await asyncio.sleep(0.01)
+            if hung:
+                now[0] += 100  # repeatedly: a child that is not stopped yet answers once more
 
     async def test(engine: AsyncEngine) -> None:
         assert isinstance(engine, ProcessEngine) and engine.pid
         assert await collect(engine, ask()) == {0: [5, 6, 7]}
         os.kill(engine.pid, signal.SIGSTOP)
         await until(True)
-        assert not engine.ready and engine.silence > 0.5
+        assert not engine.ready and engine.silence > engine.patience
         with pytest.raises(Overloaded, match="has not responded"):
             await collect(engine, ask())
         os.kill(engine.pid, signal.SIGCONT)
@@ -259,7 +262,6 @@ def test_a_hung_child_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
         assert engine.ready and await collect(engine, ask()) == {0: [5, 6, 7]}
 
     engine = make_process()
-    engine.patience = 0.5
     run(engine, test)
 
 
@@ -295,22 +297,21 @@ async def collect_nothing(engine: AsyncEngine) -> None:
 
 
 def test_progress_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ECHO_START", "0.5")
+    engine, seen = make_process(), list[tuple[Progress, bool]]()
+    deliver = engine._deliver
 
-    async def main() -> None:
-        engine = make_process()
-        starting = asyncio.ensure_future(engine.start())
-        try:
-            while engine.progress.what == "starting":
-                await asyncio.sleep(0.01)
-            progress = engine.progress
-            assert (progress.what, progress.done, progress.total) == ("reading weights", 1, 2)
-            assert not engine.ready
-            await starting
-        finally:
-            await engine.close()
+    def note(message: FromEngine) -> None:
+        deliver(message)
+        seen.append((engine.progress, engine.ready))
 
-    asyncio.run(asyncio.wait_for(main(), 30))
+    monkeypatch.setattr(engine, "_deliver", note)
+
+    async def test(engine: AsyncEngine) -> None:
+        (first, ready), *_ = seen
+        assert (first.what, first.done, first.total) == ("reading weights", 1, 2)
+        assert not ready and engine.ready
+
+    run(engine, test)
 
 
 def test_registries_must_agree(tmp_path: Path) -> None:
@@ -356,13 +357,11 @@ def test_the_child_dies(busy: bool) -> None:
         outputs = engine.generate(ask(sampling=LONG))
         if busy:
             await anext(outputs)
-        begin = time.monotonic()
         os.kill(engine.pid, signal.SIGKILL)
         with pytest.raises(EngineDied, match="SIGKILL"):
             async for _ in outputs:
                 pass
         await engine.wait_gone()
-        assert time.monotonic() - begin < 20
         assert not engine.ready and engine.requests == 0
         with pytest.raises(EngineDied):
             await engine.stats()
@@ -404,7 +403,14 @@ def test_the_child_exits_with_no_frozen_objects(
     assert (tmp_path / "frozen").read_text() == "0"
 
 
-@pytest.mark.parametrize("state", ["loading", "idle", "busy"])
+@pytest.mark.parametrize(
+    "state",
+    [
+        "idle",
+        pytest.param("loading", marks=pytest.mark.process),
+        pytest.param("busy", marks=pytest.mark.process),
+    ],
+)
 def test_the_parent_dies(state: str, tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(
@@ -442,7 +448,7 @@ def test_the_parent_dies(state: str, tmp_path: Path) -> None:
         parent.kill()
     begin = time.monotonic()
     while not gone(child):
-        assert time.monotonic() - begin < 30, "the child outlives its parent"
+        assert time.monotonic() - begin < 60, "the child outlives its parent"
         time.sleep(0.05)
 
 
@@ -512,7 +518,7 @@ def test_full_shared_memory_does_not_end_the_engine(
     rows = np.arange(60_000, dtype=np.float32).reshape(3, -1)
     output = JobOutput(id="a", arrays={"rows": Array.of(rows)}, finish="stop")
     ours, theirs = socket.socketpair()
-    ours.settimeout(10)
+    ours.settimeout(60)
     with ours, theirs:
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)

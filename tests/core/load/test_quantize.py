@@ -210,6 +210,7 @@ def test_the_quick_grid_has_every_format_somewhere(plugins: PluginManager) -> No
     assert met == set(formats(plugins))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["afq", "gguf", "hqq"])
 def test_error_falls_with_bits(family: str, llama: Subject, plugins: PluginManager) -> None:
     known = makers(plugins)

@@ -206,6 +206,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", DAMAGES)
 def test_a_damaged_library_is_compiled_anew(name: str, source: Path, cache: Path) -> None:
     made = compiled(source, cache)
@@ -313,6 +314,7 @@ def test_the_slower_kernels_are_named_once(
     assert line.startswith("slower CPU kernels") and "no C++ compiler" in line
 
 
+@pytest.mark.process
 def test_processes_that_start_together(source: Path, cache: Path) -> None:
     """One compiles, the others wait; nothing is left over."""
     begin = time.time() + 0.5

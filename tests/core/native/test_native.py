@@ -55,6 +55,7 @@ def test_functions(name: str, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", native.DTYPES)
 def test_rounding_is_torchs(dtype: torch.dtype, tmp_path: Path) -> None:
     torch.manual_seed(0)

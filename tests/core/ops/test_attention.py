@@ -216,12 +216,14 @@ def test_triton_equals_naive(shape: Any, given: dict[str, Any]) -> None:
     check(ragged(*shape, window=given.get("window", 0)), **given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [{}, FEATURES["all"]], ids=["plain", "all"])
 @pytest.mark.parametrize("shape", [MIXED, DECODE], ids=["mixed", "decode"])
 def test_fixed_equals_naive(shape: Any, given: dict[str, Any]) -> None:
     check(ragged(*shape, window=given.get("window", 0)), deterministic=True, **given)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("shape", [MIXED, DECODE], ids=["mixed", "decode"])
 @pytest.mark.parametrize(
     ("heads", "kv", "d", "dv"),
@@ -266,6 +268,7 @@ def test_triton_casts_the_cache(stored: torch.dtype) -> None:
     check(ragged(*MIXED, dtype=torch.float16, cache_dtype=stored))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("lengths", [[300], [1, 513], [128] * 5])
 def test_triton_splits_decode(lengths: list[int]) -> None:
     case = ragged([1] * len(lengths), lengths, kv=1)
@@ -307,6 +310,7 @@ def products_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numpy, "matmul", exact)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_segments", "products_by_row")
 @pytest.mark.parametrize(
     ("dtype", "stored"),
@@ -352,6 +356,7 @@ def test_fixed_is_the_same_alone_in_a_batch_and_in_chunks(
     assert torch.equal(rows(50, 51), want[50:51])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_segments")
 def test_fixed_equals_naive_over_many_segments() -> None:
     check(ragged([60, 3], [110, 90], heads=2, kv=1, dtype=torch.float16), deterministic=True)

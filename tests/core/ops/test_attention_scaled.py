@@ -135,6 +135,7 @@ def test_the_naive_twin_reads_what_elements_stand_for(
     assert torch.equal(naive.attention(q, k, v, batch, scale, **given), want)
 
 
+@pytest.mark.sample(4)
 @ALL
 @TYPES
 @pytest.mark.parametrize(
@@ -206,6 +207,7 @@ def test_rows_that_see_what_is_behind_them(
     assert not torch.allclose(naive.attention(*case), naive.attention(*causal), atol=1e-2)
 
 
+@pytest.mark.slow
 @TYPES
 def test_values_far_from_one_keep_their_digits_in_float16(dtype: torch.dtype) -> None:
     """Weights times scales of values of some 1e-3, and of 3e4, are numbers that float16 has."""
@@ -217,6 +219,7 @@ def test_values_far_from_one_keep_their_digits_in_float16(dtype: torch.dtype) ->
         assert (got - want).abs().max() <= 1e-3 * want.abs().max()
 
 
+@pytest.mark.sample(6)
 @PAIRS
 @pytest.mark.parametrize("change", ["of another token", "swapped", "none for k", "none for v"])
 def test_scales_make_a_difference(

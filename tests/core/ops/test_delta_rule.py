@@ -65,6 +65,7 @@ def is_slow(module: ModuleType, name: str, shape: tuple[int, ...]) -> bool:
     return module is triton and name.startswith("prompt") and shape in SHAPES[2:]
 
 
+@pytest.mark.sample(16)
 @pytest.mark.parametrize(
     ("module", "name", "shape"),
     [
@@ -133,6 +134,7 @@ def test_rows_of_bfloat16() -> None:
     torch.testing.assert_close(ours[7], theirs[7], rtol=2e-3, atol=2e-3)
 
 
+@pytest.mark.slow
 def test_long_sequences_alone_go_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = BATCHES["prompts"][0]
     monkeypatch.setattr(triton, "advance", lambda *given: None)

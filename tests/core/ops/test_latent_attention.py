@@ -74,6 +74,7 @@ def test_triton_matches_naive(name: str, shape: tuple[int, int, int]) -> None:
     torch.testing.assert_close(ours, naive.attention(*given), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", BATCHES)
 def test_float16_matches_naive(name: str) -> None:
     given = arguments(*BATCHES[name], dtype=torch.float16)
@@ -83,6 +84,7 @@ def test_float16_matches_naive(name: str) -> None:
     torch.testing.assert_close(ours, naive.attention(*given), rtol=4e-3, atol=4e-3)
 
 
+@pytest.mark.slow
 def test_splits_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     given = arguments(*BATCHES["mixed"])
     split = triton.latent_attention(*given)

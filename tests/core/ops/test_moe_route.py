@@ -227,6 +227,7 @@ def test_any_logits_give_distinct_experts(
     assert all(len(set(row)) == rule.top for row in chosen.tolist())
 
 
+@pytest.mark.slow
 @MODULES
 def test_a_row_has_the_same_bits_in_any_company(module: ModuleType, device: torch.device) -> None:
     for name in RULES:

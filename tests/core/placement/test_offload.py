@@ -47,6 +47,7 @@ OFFLOADED = [
 ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("name", "rules"), OFFLOADED)
 def test_weights_that_rest_in_host_memory_say_the_same(
     made: Made, device: SimulatedDevice, name: str, rules: str
@@ -158,6 +159,7 @@ def drawing(plugins: PluginManager, home: torch.device, rules: str | None) -> Te
     return last.arrays["images"].cpu()
 
 
+@pytest.mark.slow
 def test_images_do_not_depend_on_the_placement(
     plugins: PluginManager, device: SimulatedDevice
 ) -> None:

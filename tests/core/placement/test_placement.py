@@ -48,6 +48,7 @@ PLACED = [
 ]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("name", "rules"), PLACED)
 def test_a_model_on_two_devices_says_the_same(
     made: Made, device: SimulatedDevice, name: str, rules: str
@@ -62,6 +63,7 @@ def test_a_model_on_two_devices_says_the_same(
     assert device.moves
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("replay", [False, True])
 @pytest.mark.parametrize(("name", "rules"), [PLACED[i] for i in (0, 5, 7, 10)])
 def test_ragged_batches_say_what_they_say_on_one_device(
@@ -102,6 +104,7 @@ def test_only_the_place_of_an_adapter_uses_its_device(made: Made, device: Simula
     engine.close()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("name", "rules"), [PLACED[i] for i in (0, 2, 4, 5, 7, 8, 11)])
 def test_adapters_are_on_the_devices_of_their_modules(
     made: Made, device: SimulatedDevice, name: str, rules: str

@@ -84,6 +84,7 @@ def answers(tiny: Subject, engine: Engine) -> list[list[int]]:
     return greedy(engine, [tiny.prompt[:n] for n in RAGGED], 12)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "rules", "said"),
     [
@@ -152,6 +153,7 @@ def test_steps_without_a_long_segment_run_eagerly(
     assert answers(tiny, engine) == answers(tiny, tiny.engine(rows=40))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "rules", "said"),
     [
@@ -203,6 +205,7 @@ def copies(call: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
     return launch
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("rules", [FOURS, THERE, "model.layers.[5-7] = cpu:1"])
 def test_graph_outputs_may_reuse_their_memory(
     made: Made, device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch, rules: str
@@ -268,6 +271,7 @@ def unfilled(self: Recording, capture: Capture) -> None:
 finish = Recording.finish
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("cls", "name", "mutant"),
     [(DeviceTransfers, "recorded", unmoved), (Recording, "finish", unfilled)],
@@ -331,6 +335,7 @@ def twice(self: Decoder, x: Tensor, step: Step) -> Tensor:
 straight = Decoder.forward
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("forward", "how"),
     [

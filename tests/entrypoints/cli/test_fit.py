@@ -98,6 +98,7 @@ def engine(loaded: Callable[..., LoadedModel], plugins: PluginManager) -> Callab
     return call
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "formats"),
     [

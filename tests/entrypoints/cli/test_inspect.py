@@ -12,6 +12,7 @@ from tiny.model import CONFIG, change_config, make_weights
 WEIGHTS = make_weights()
 
 
+@pytest.mark.process
 def test_a_folder_is_described_without_torch(apart, tiny: str) -> None:
     ran = apart("inspect", tiny, "--json")
     assert ran.code == 0, ran.err
@@ -26,6 +27,7 @@ def test_a_folder_is_described_without_torch(apart, tiny: str) -> None:
     assert found["bytes"] == sum(tensor.nbytes for tensor in WEIGHTS.values())
 
 
+@pytest.mark.process
 def test_a_gguf_file_is_described_without_torch(apart, tiny_gguf: str) -> None:
     ran = apart("inspect", tiny_gguf, "--json")
     assert ran.code == 0, ran.err

@@ -56,12 +56,12 @@ def test_an_idle_server_is_at_rest_and_ctrl_c_ends_it(tmp_path: Path) -> None:
     with serving(make_model(tmp_path / "m")) as (process, ready):
         url = ready.partition(" at ")[2].partition(",")[0]
         request = {"prompt": "hello", "max_tokens": 4}
-        assert httpx.post(f"{url}/completions", json=request, timeout=60).status_code == 200
+        assert httpx.post(f"{url}/completions", json=request, timeout=120).status_code == 200
         time.sleep(1)
         before, seconds = group_ticks(process.pid), 10
         time.sleep(seconds)
         assert group_ticks(process.pid) - before < 0.01 * seconds * TICKS
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole group
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=120)
         ended = "ostro: SIGINT: stopping; 0 requests are running\n"
         assert (process.returncode, out, err) == (0, "", ended)

@@ -44,7 +44,16 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop(module, None)
 
 
-@pytest.mark.parametrize("words", [["--help"], ["plugins"], ["run", "--help"], ["models"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--help"],
+        *(
+            pytest.param(words, marks=pytest.mark.process)
+            for words in (["plugins"], ["run", "--help"], ["models"])
+        ),
+    ],
+)
 def test_listing_imports_little_and_no_torch(apart, words: list[str]) -> None:
     ran = apart(*words)
     assert ran.code == 0 and ran.out

@@ -36,6 +36,7 @@ def quantize(source: Path, folder: Path, *more: str) -> Path:
     return file
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["q8_0", "q4_0", "iq4_nl", "mxfp4"])
 def test_it_is_what_quantizing_at_load_gives(name: str, source: Path, tmp_path: Path) -> None:
     file = quantize(source, tmp_path / "out", "--quant", name)

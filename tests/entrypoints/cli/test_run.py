@@ -284,6 +284,7 @@ def test_a_text_file_is_put_before_the_prompt(
     assert ran.code == 2 and "/nowhere/a.txt: No such file" in ran.err
 
 
+@pytest.mark.process
 def test_the_line_editor_and_rich_are_imported_by_a_chat_only() -> None:
     code = "import ostro.entrypoints.cli.run as run, sys; run.open_display(False)\n"
     code += "assert not {'rich', 'prompt_toolkit', 'torch'} & set(sys.modules)"

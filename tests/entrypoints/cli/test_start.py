@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tiny.model import make_gguf
 
 HELP = """
@@ -57,6 +58,7 @@ def imported(code: str, *watched: str, **values: object) -> set[str]:
     return {*found}
 
 
+@pytest.mark.process
 def test_a_watched_module_that_is_imported_is_found() -> None:
     assert imported("import json.tool", "json.tool", "torch") == {"json.tool"}
 
@@ -66,12 +68,14 @@ def test_the_help_of_all_commands_imports_no_library() -> None:
     assert not imported(HELP, *libraries.split(), *UNUSED.split())
 
 
+@pytest.mark.process
 def test_a_run_on_the_cpu_imports_what_it_uses(tmp_path: Path) -> None:
     model = str(make_gguf(tmp_path / "tiny.gguf"))
     servers = ("fastapi", "uvicorn", "prometheus_client", "soundfile")
     assert imported(RUN, "torch", *servers, *UNUSED.split(), model=model) == {"torch"}
 
 
+@pytest.mark.process
 def test_a_server_listens_without_torch(tmp_path: Path) -> None:
     model = str(make_gguf(tmp_path / "tiny.gguf"))
     with socket.create_server(("127.0.0.1", 0)) as free:

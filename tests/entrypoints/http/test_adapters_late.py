@@ -19,6 +19,8 @@ from tiny.server import RunningServer, serving
 
 from ostro.core.records import Settings
 
+pytestmark = pytest.mark.process
+
 LOAD, COMPLETE = "/v1/load_lora_adapter", "/v1/completions"
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
 PATIENCE = 30.0

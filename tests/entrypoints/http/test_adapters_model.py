@@ -184,7 +184,7 @@ def test_a_restarted_engine_has_the_adapters(made: Made, tmp_path: Path) -> None
         pid = server.server.engine.pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while server.server.engine.pid == pid or server.get("/ready").status_code != 200:
             assert time.monotonic() < deadline, "it was not started again"
             time.sleep(0.05)

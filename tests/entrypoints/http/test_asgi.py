@@ -42,6 +42,7 @@ async def alive(app: Application) -> AsyncIterator[httpx.AsyncClient]:
     await living
 
 
+@pytest.mark.process
 def test_the_lifespan_starts_and_ends_the_engine(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "tiny")
 
@@ -95,6 +96,7 @@ def read_example() -> ModuleType:
     return module
 
 
+@pytest.mark.process
 def test_the_example_of_ray_builds_an_application(monkeypatch: pytest.MonkeyPatch) -> None:
     builders: list[Callable[[], Application]] = []
 
@@ -125,7 +127,7 @@ def test_the_example_runs_on_ray() -> None:
     ray, serve = pytest.importorskip("ray"), pytest.importorskip("ray.serve")
     serve.run(read_example().deployment)
     try:
-        with httpx.Client(base_url="http://localhost:8000", timeout=60) as client:
+        with httpx.Client(base_url="http://localhost:8000", timeout=120) as client:
             answer = client.post("/v1/chat/completions", json=HELLO)
             assert answer.status_code == 200 and answer.json()["model"] == "starter"
             with client.stream(

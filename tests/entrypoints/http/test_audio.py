@@ -23,6 +23,8 @@ import ostro
 from ostro.core.records import Settings
 from ostro.entrypoints.local_model import LocalModel
 
+pytestmark = pytest.mark.process
+
 COLD = {"language": "en", "temperature": "0.0001"}
 """A temperature at which the likeliest is drawn, and nothing is tried again."""
 TYPES = {
@@ -77,7 +79,7 @@ def post(
     server: RunningServer, task: str = "transcriptions", data: bytes = SOUND, **fields: str
 ) -> httpx.Response:
     url = f"{server.url}/v1/audio/{task}"
-    return httpx.post(url, data=fields, files={"file": ("a.wav", data)}, timeout=60)
+    return httpx.post(url, data=fields, files={"file": ("a.wav", data)}, timeout=120)
 
 
 def written(model: LocalModel, **options: Any) -> Any:

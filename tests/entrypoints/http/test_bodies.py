@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from echo.server import Running
 
 from ostro.core.chat import Renderer
 from ostro.entrypoints.http import body as bodies
@@ -120,12 +121,27 @@ def test_limit_grows_with_the_context_and_the_prompts(server: Any) -> None:
         server.service.takes_media = False
 
 
-def test_body_that_does_not_end(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "SECONDS", 0.3)
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    answer = server.talk(head + b"Transfer-Encoding: chunked\r\n\r\n5\r\n{    \r\n")
-    assert answer.startswith(b"HTTP/1.1 408")
-    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "request_timeout"
+def test_body_that_does_not_end(server: Running) -> None:
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        b"Content-Type: application/json\r\nContent-Length: 15\r\nExpect: 100-continue\r\n\r\n"
+    )
+
+    def answer(late: bool) -> bytes:
+        with server.connect() as client:
+            client.sendall(head)
+            assert client.recv(1 << 16).startswith(b"HTTP/1.1 100")  # the server reads the body
+            check_good(server)
+            if late:
+                server.loop.advance(bodies.SECONDS)
+            else:
+                client.sendall(b'{"prompt":"hi"}')
+            return b"".join(iter(lambda: client.recv(1 << 16), b""))
+
+    assert answer(late=False).startswith(b"HTTP/1.1 200")
+    refused = answer(late=True)
+    assert refused.startswith(b"HTTP/1.1 408")
+    assert json.loads(refused.partition(b"\r\n\r\n")[2])["error"]["code"] == "request_timeout"
     check_good(server)
 
 

@@ -22,7 +22,7 @@ HASHED = {"sha256": hashlib.sha256(MEDIUM).hexdigest(), "bytes": len(MEDIUM)}
 
 
 def read(file: Path, count: int) -> list[Any]:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while len(lines := file.read_text().splitlines()) < count:
         assert time.monotonic() < deadline
         time.sleep(0.01)

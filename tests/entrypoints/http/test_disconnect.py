@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import time
+import threading
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from echo.server import Running, wait_until
 
 from ostro.core.engine.request import TokenLogprobs, TokenOutput
 from ostro.core.errors import Overloaded
@@ -18,14 +19,20 @@ from ostro.core.ipc.streams import TokenStream
 from ostro.entrypoints.http import stream
 
 LONG = {"prompt": "abc", "max_tokens": 4000, "ignore_eos": True}
-"""It takes 40 s, more than any test waits for its end."""
+"""It takes 200 s on `slow`, more than any test waits for its end."""
 
 
 @pytest.fixture(scope="module")
 def slow(start: Any) -> Any:
     server = start(send_buffer=16 << 10)
-    server.echo.step_seconds = 0.01
+    server.echo.step_seconds = 0.05
     return server
+
+
+def text_of(lines: list[str]) -> str:
+    """The text of a stream of completions."""
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    return "".join(event["choices"][0]["text"] for event in events if event["choices"])
 
 
 def send(server: Any, body: dict[str, Any]) -> socket.socket:
@@ -33,7 +40,7 @@ def send(server: Any, body: dict[str, Any]) -> socket.socket:
     address = urlsplit(server.url)
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    client.settimeout(10)
+    client.settimeout(120)
     client.connect((address.hostname, address.port))
     data = json.dumps(body).encode()
     head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -41,38 +48,29 @@ def send(server: Any, body: dict[str, Any]) -> socket.socket:
     return client
 
 
-def wait(condition: Any, seconds: float) -> float:
-    """Wait until something holds; the seconds it took."""
-    begin = time.monotonic()
-    while not condition():
-        assert time.monotonic() - begin < seconds, "it did not come to hold in time"
-        time.sleep(0.005)
-    return time.monotonic() - begin
-
-
 @pytest.mark.parametrize("streamed", [False, True])
 def test_disconnect_aborts(slow: Any, streamed: bool) -> None:
     client = send(slow, {**LONG, "stream": streamed})
-    wait(lambda: slow.echo.live, 30)
+    wait_until(lambda: slow.echo.live)
     if streamed:
         assert client.recv(100)
     client.close()
-    wait(lambda: not slow.echo.live, 15)
+    wait_until(lambda: not slow.echo.live)
     assert slow.complete("ok").status_code == 200
 
 
 def test_stop_string_ends_the_work(slow: Any) -> None:
     answer = slow.post("/v1/completions", **{**LONG, "stop": "cabca"}).json()
     assert answer["choices"][0]["text"] == "ab"
-    wait(lambda: not slow.echo.live, 15)
+    wait_until(lambda: not slow.echo.live)
 
 
 def test_many_disconnects_leave_nothing(slow: Any) -> None:
     clients = [send(slow, {**LONG, "n": 2, "stream": i % 2 == 0}) for i in range(20)]
-    wait(lambda: len(slow.echo.live) == 20, 30)
+    wait_until(lambda: len(slow.echo.live) == 20)
     for client in clients:
         client.close()
-    wait(lambda: not slow.echo.live and not slow.service.engine.requests, 15)
+    wait_until(lambda: not slow.echo.live and not slow.service.engine.requests)
     assert slow.complete("ok").status_code == 200
 
 
@@ -83,22 +81,35 @@ def test_a_slow_reader_does_not_delay_other_requests(
     monkeypatch.setattr(slow.echo, "step_seconds", 0.001)
     with send(slow, {**LONG, "max_tokens": 1500, "stream": True, "n": 2}):
         assert slow.complete("quick").json()["choices"][0]["text"] == "quick"
-        wait(lambda: not slow.echo.live, 60)
+        wait_until(lambda: not slow.echo.live)
         (held,) = slow.service.engine._streams.values()
         assert 0 < len(held._waiting) <= 2
         assert slow.complete("quick").json()["choices"][0]["text"] == "quick"
-    wait(lambda: not slow.service.engine.requests, 30)
+    wait_until(lambda: not slow.service.engine.requests)
 
 
-def test_keep_alive_comments(slow: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "KEEP_ALIVE", 0.05)
-    monkeypatch.setattr(slow.echo, "step_seconds", 0.4)
-    with slow.http.stream(
-        "POST", "/v1/completions", json={"prompt": "ab", "stream": True}
-    ) as response:
-        lines = list(response.iter_lines())
-    assert ": keep-alive" in lines and lines.index(": keep-alive") < lines.index("data: [DONE]")
-    assert sum(line.startswith("data: {") for line in lines) == 3
+def test_comments_are_sent_during_pauses_only(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "KEEP_ALIVE", 1000.0)
+    body, lines = {"prompt": "ab", "stream": True}, list[str]()
+
+    def read() -> None:
+        with server.http.stream("POST", "/v1/completions", json=body) as response:
+            lines.extend(response.iter_lines())
+
+    read()
+    assert lines[-2] == "data: [DONE]" and ": keep-alive" not in lines
+    text = text_of(lines)
+    lines.clear()
+    reader = threading.Thread(target=read)
+    with server.paused():
+        reader.start()
+        wait_until(lambda: server.echo.live)
+        assert not lines
+        wait_until(lambda: server.loop.advance(1001) or ": keep-alive" in lines)
+    reader.join()
+    assert text_of(lines) == text and lines[-2] == "data: [DONE]"
 
 
 def output(tokens: list[int], **fields: Any) -> TokenOutput:

@@ -13,6 +13,8 @@ from ostro.core.records import Settings
 from ostro.entrypoints.http.server import serve
 from ostro.entrypoints.serve_config import ModelOptions
 
+pytestmark = pytest.mark.process
+
 ENGINE = "echo.engine:open_engine"
 
 

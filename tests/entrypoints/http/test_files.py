@@ -195,7 +195,7 @@ def request_line(id: str, text: str, **body: Any) -> dict[str, Any]:
 
 
 def wait_for(client: openai.OpenAI, id: str) -> Any:
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + 120
     while (batch := client.batches.retrieve(id)).completed_at is None:
         assert time.monotonic() < limit and batch.failed_at is None, batch
         time.sleep(0.05)

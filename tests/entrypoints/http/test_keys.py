@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -17,13 +15,14 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from echo.server import Running, Start, wait_until
 
 from ostro.core.plugins.manager import PluginManager
+from ostro.entrypoints.http import stream
 from ostro.entrypoints.http.measurement import RequestMetrics
 from ostro.entrypoints.http.middleware import AccessMiddleware, RequestMiddleware
-from ostro.entrypoints.operations import quotas
 from ostro.entrypoints.operations.keys import KeyRing, sha256_of
-from ostro.entrypoints.operations.quotas import Quotas
+from ostro.entrypoints.operations.quotas import MINUTE, Quotas
 from ostro.entrypoints.operations.state import open_state
 
 WriteRing = Callable[..., KeyRing]
@@ -44,26 +43,6 @@ def write_ring(tmp_path_factory: pytest.TempPathFactory) -> WriteRing:
         return KeyRing(file=Path(file))
 
     return write
-
-
-@contextmanager
-def paused(server: Any) -> Iterator[None]:
-    """Stop the engine between two steps within the block."""
-    release, step = threading.Event(), server.echo.step
-    server.echo.step = lambda: (release.wait(60), step())[1]
-    try:
-        yield
-    finally:
-        release.set()
-        server.echo.step = step
-
-
-def wait(condition: Callable[[], bool], seconds: float = 20) -> None:
-    """Wait until a condition holds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def bearer(name: str) -> dict[str, str]:
@@ -132,7 +111,7 @@ def test_a_client_that_disconnects_gives_back_what_it_reserved(
         assert "1 requests of this API key are running" in refused.text
         assert refused.headers["x-ratelimit-remaining-tokens"] == "95"
     server.echo.step_seconds = 0.0
-    wait(lambda: server.service.engine.admission.rows == 0)
+    wait_until(lambda: server.service.engine.admission.rows == 0)
     answer = complete(server, "alice", max_tokens=1)
     assert int(answer.headers["x-ratelimit-remaining-tokens"]) > 500
 
@@ -154,33 +133,41 @@ def test_choices_count_towards_the_queue(start: Any) -> None:
     server = start(limit=8)
     admission = server.service.engine.admission
     with ThreadPoolExecutor(2) as pool:
-        with paused(server):
+        with server.paused():
             accepted = [pool.submit(server.complete, n=6)]
-            wait(lambda: admission.rows == 6)
+            wait_until(lambda: admission.rows == 6)
             refused = server.complete(n=3)
             assert refused.status_code == 503 and refused.headers["retry-after"]
             assert refused.json()["error"]["code"] == "overloaded"
             assert "6 sequences are under way" in refused.text
             accepted.append(pool.submit(server.complete, n=2))
-            wait(lambda: admission.rows == 8)
+            wait_until(lambda: admission.rows == 8)
         assert [each.result().status_code for each in accepted] == [200, 200]
     many = server.complete(["a", "b", "c"], n=4)  # 12 of at most 8, but alone
     assert many.status_code == 200 and len(many.json()["choices"]) == 12
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_a_request_that_waits_too_long(start: Any, streamed: bool) -> None:
+def test_a_request_that_waits_too_long(
+    start: Start, monkeypatch: pytest.MonkeyPatch, streamed: bool
+) -> None:
+    monkeypatch.setattr(stream, "KEEP_ALIVE", 10_000.0)  # a comment would begin the response
     server = start()
-    server.service.engine.max_wait = 0.1
-    with paused(server):
-        refused = server.complete("a", stream=streamed)
-    assert refused.status_code == 503 and "waited 0.1 s" in refused.text
-    server.service.engine.max_wait = None
+    server.service.engine.max_wait = 1000
+    with ThreadPoolExecutor(1) as pool, server.paused():
+        answer = pool.submit(server.complete, "a", stream=streamed)
+        wait_until(lambda: server.echo.live)
+        assert server.http.get("/health").status_code == 200 and not answer.done()
+        server.loop.advance(1000)
+        refused = answer.result()
+    assert refused.status_code == 503 and "waited 1000 s" in refused.text
     assert server.complete("a").status_code == 200
 
 
-def run_batch(server: Any, name: str, prompts: list[str], **fields: Any) -> list[dict[str, Any]]:
-    """The results of a message batch."""
+def run_batch(
+    server: Running, name: str, prompts: list[str], runs: int, **fields: Any
+) -> list[dict[str, Any]]:
+    """The results of a message batch. runs: its requests that the engine gets."""
     url, headers = "/v1/messages/batches", {"x-api-key": name}
     requests = [
         {
@@ -193,34 +180,33 @@ def run_batch(server: Any, name: str, prompts: list[str], **fields: Any) -> list
         }
         for n, prompt in enumerate(prompts)
     ]
+    before = len(server.echo.seen)
     made = server.http.post(url, json={"requests": requests}, headers=headers).json()
-    path = f"{url}/{made['id']}"
-    found = None
-    for _ in range(60):  # a request of the client may be refused, too
-        time.sleep(0.25)
-        found = server.http.get(f"{path}/results", headers=headers)
-        if found.status_code == 200:
-            return [json.loads(line)["result"] for line in found.text.splitlines()]
-    raise AssertionError(found)
+    wait_until(lambda: server.loop.advance(1) or len(server.echo.seen) == before + runs)
+    path = f"{url}/{made['id']}/results"
+    while (found := server.http.get(path, headers=headers)).status_code != 200:
+        assert found.status_code in (400, 429), found.text
+        server.loop.advance(1)
+    return [json.loads(line)["result"] for line in found.text.splitlines()]
 
 
 def test_requests_of_a_batch_wait_for_the_limits_of_their_key(
-    start: Any, write_ring: WriteRing, monkeypatch: pytest.MonkeyPatch
+    start: Start, write_ring: WriteRing
 ) -> None:
     """They count, wait where others are refused, and fail only if they can never run."""
-    monkeypatch.setattr(quotas, "MINUTE", 1.0)
     ring = write_ring(
         alice={"requests_per_minute": 8, "concurrent_requests": 2},
         bob={"tokens_per_minute": 120},
     )
     plugins = PluginManager()
     plugins.load()
-    server = start(ring=ring, state=open_state("memory", 3600.0, plugins))
-    before = time.monotonic()
-    found = run_batch(server, "alice", ["hi"] * 12, max_tokens=1)
+    quotas = Quotas(clock=lambda: asyncio.get_running_loop().time())
+    server = start(ring=ring, quotas=quotas, state=open_state("memory", 3600.0, plugins))
+    before = server.loop.time()
+    found = run_batch(server, "alice", ["hi"] * 12, 12, max_tokens=1)
     assert [each["type"] for each in found] == ["succeeded"] * 12
-    assert time.monotonic() - before > 1, "the requests of the batch count towards no limit"
-    found = run_batch(server, "bob", ["hi", "x" * 200, *["hi"] * 8], max_tokens=10)
+    assert server.loop.time() - before > MINUTE, "the requests of the batch count towards no limit"
+    found = run_batch(server, "bob", ["hi", "x" * 200, *["hi"] * 8], 9, max_tokens=10)
     assert [each["type"] for each in found] == ["succeeded", "errored", *["succeeded"] * 8]
     error = found[1]["error"]["error"]
     assert error["type"] == "request_too_large" and "120 tokens per minute" in error["message"]

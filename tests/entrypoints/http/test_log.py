@@ -28,7 +28,7 @@ def records(caplog: pytest.LogCaptureFixture) -> Callable[[int], list[logging.Lo
     caplog.set_level(logging.INFO, ACCESS)
 
     def wait(count: int) -> list[logging.LogRecord]:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while True:
             found = [record for record in caplog.records if record.name == ACCESS]
             if len(found) >= count:

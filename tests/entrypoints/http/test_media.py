@@ -20,6 +20,8 @@ import ostro
 from ostro.core.records import Settings
 from ostro.entrypoints.local_model import LocalModel
 
+pytestmark = pytest.mark.process
+
 CHAT = "/v1/chat/completions"
 SEEN = "<|vision_start|><|image_pad|><|vision_end|>"
 FILMED = "<|vision_start|><|video_pad|><|vision_end|>"

@@ -27,6 +27,8 @@ from tiny.whisper import make_whisper, sound
 
 from ostro.core.records import Settings
 
+pytestmark = pytest.mark.process
+
 COUNT = 4
 """Requests of each kind."""
 CHAT = "/v1/chat/completions"
@@ -126,7 +128,7 @@ def logprobs_of(choice: Any) -> list[float]:
 def events(server: RunningServer, **body: Any) -> Iterator[Iterator[str]]:
     """The events of a stream as they come, without the last."""
     body["stream"] = True
-    with httpx.stream("POST", server.url + CHAT, json=body, timeout=60) as response:
+    with httpx.stream("POST", server.url + CHAT, json=body, timeout=120) as response:
         assert response.status_code == 200, response.read()
         yield (
             line.removeprefix("data: ")
@@ -147,7 +149,7 @@ def free(server: RunningServer, before: list[Path]) -> None:
     """Nothing runs, waits or is held, in the engine and in shared memory, or soon will not."""
     begun = time.monotonic()
     while (stats := server.stats()).running or stats.waiting or stats.blocks_used:
-        assert time.monotonic() - begun < 60, stats
+        assert time.monotonic() - begun < 120, stats
         time.sleep(0.02)
     assert server.server.engine.requests == 0
     gc.collect()
@@ -192,7 +194,7 @@ def test_a_disconnect_leaves_other_requests_running(server: RunningServer) -> No
 def client_of(server: RunningServer) -> Iterator[openai.OpenAI]:
     """OpenAI's own client."""
     url = f"{server.url}/v1"
-    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=120) as client:
         yield client
 
 

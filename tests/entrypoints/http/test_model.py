@@ -70,17 +70,17 @@ def test_served_tokens_are_those_of_the_reference(folder: Path) -> None:
                 assert line, "".join(seen)
             url = line.split()[3].rstrip(",")
             body = {"prompt": PROMPTS, "max_tokens": 24, "temperature": 0}
-            whole = httpx.post(f"{url}/completions", json=body, timeout=60).json()
+            whole = httpx.post(f"{url}/completions", json=body, timeout=120).json()
             body = {**body, "stream": True}
             texts = [""] * len(PROMPTS)
-            with httpx.stream("POST", f"{url}/completions", json=body, timeout=60) as response:
+            with httpx.stream("POST", f"{url}/completions", json=body, timeout=120) as response:
                 for line in response.iter_lines():
                     if line.startswith("data: {"):
                         for choice in json.loads(line[6:])["choices"]:
                             texts[choice["index"]] += choice["text"]
         finally:
             server.terminate()
-            server.wait(30)
+            server.wait(120)
         assert server.returncode == 0
     wanted = [make_tokenizer().decode(expected(folder, prompt, 24)) for prompt in PROMPTS]
     assert [choice["text"] for choice in whole["choices"]] == wanted

@@ -79,7 +79,7 @@ def states(server: RunningServer) -> dict[str, str]:
 
 
 def wait_until(server: RunningServer, model: str, state: str) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while states(server)[model] != state:
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -106,6 +106,7 @@ def test_a_model_is_unloaded_and_loaded(folder: Path) -> None:
         assert server.post("/v1/models/one").status_code in (404, 405)
 
 
+@pytest.mark.process
 def test_the_default_model_may_be_unloaded(folder: Path) -> None:
     with server_of(models(folder, "one", "two")) as server:
         admin(server, "/v1/models/unload", model="one")
@@ -116,6 +117,7 @@ def test_the_default_model_may_be_unloaded(folder: Path) -> None:
         assert server.get("/ready").status_code == 200
 
 
+@pytest.mark.process
 def test_requantize(folder: Path) -> None:
     with server_of(models(folder, "one", "two")) as server:
         done = admin(server, "/v1/models/two/requantize", quant="q4k")
@@ -126,6 +128,7 @@ def test_requantize(folder: Path) -> None:
         assert admin(server, "/re_isq").status_code == 400
 
 
+@pytest.mark.process
 def test_only_admins_may_change_models(folder: Path) -> None:
     bodies = {"load": "one", "unload": "one", "reload": "one"}
     with server_of(models(folder, "one"), api_keys=["user"]) as server:
@@ -142,6 +145,7 @@ def test_only_admins_may_change_models(folder: Path) -> None:
         assert refused.status_code == 404 and "--model-root or --admin-key" in refused.text
 
 
+@pytest.mark.process
 def test_models_below_the_root_only(folder: Path, tmp_path: Path) -> None:
     root = tmp_path / "root"
     shutil.copytree(folder / "one", root / "new")
@@ -173,6 +177,7 @@ def test_models_below_the_root_only(folder: Path, tmp_path: Path) -> None:
         assert closed.status_code == 404 and "--model-root" in closed.text
 
 
+@pytest.mark.process
 def test_a_bad_model_then_a_good_one(folder: Path, tmp_path: Path) -> None:
     for name in ("one", "broken"):
         shutil.copytree(folder / name, tmp_path / name)
@@ -192,6 +197,7 @@ def test_a_bad_model_then_a_good_one(folder: Path, tmp_path: Path) -> None:
 # On demand
 
 
+@pytest.mark.process
 def test_a_request_loads_a_model(folder: Path) -> None:
     configured = [options(folder, "one", "on demand"), options(folder, "two", "on demand")]
     with server_of(configured) as server:
@@ -206,6 +212,7 @@ def test_a_request_loads_a_model(folder: Path) -> None:
         assert complete(server, "two").status_code == 200
 
 
+@pytest.mark.process
 def test_the_least_recently_used_model_makes_room(folder: Path) -> None:
     names = ("large-a", "two", "large-b")
     with server_of(models(folder, *names, load="on demand")) as server:
@@ -216,6 +223,7 @@ def test_the_least_recently_used_model_makes_room(folder: Path) -> None:
         assert states(server)["large-a"] == "unloaded"
 
 
+@pytest.mark.process
 def test_a_model_in_use_is_not_unloaded_for_another(folder: Path) -> None:
     environment = {"ECHO_STEP": "0.01"}
     os.environ.update(environment)
@@ -237,6 +245,7 @@ def test_a_model_in_use_is_not_unloaded_for_another(folder: Path) -> None:
             del os.environ[name]
 
 
+@pytest.mark.process
 def test_a_model_of_the_start_is_never_unloaded_for_another(folder: Path) -> None:
     configured = [options(folder, "one"), options(folder, "large-a", "on demand")]
     with server_of(configured) as server:
@@ -246,6 +255,7 @@ def test_a_model_of_the_start_is_never_unloaded_for_another(folder: Path) -> Non
         assert "2 bytes are needed and 1 is free" in found["error"]
 
 
+@pytest.mark.process
 def test_a_model_that_cannot_be_loaded_on_demand(folder: Path) -> None:
     configured = [options(folder, "one"), options(folder, "broken", "on demand")]
     with server_of(configured) as server:
@@ -256,6 +266,7 @@ def test_a_model_that_cannot_be_loaded_on_demand(folder: Path) -> None:
         assert complete(server, "one").status_code == 200
 
 
+@pytest.mark.process
 def test_a_request_waits_no_longer_than_max_wait(folder: Path) -> None:
     with server_of(models(folder, "one", "two", load="on demand"), max_wait=0.2) as server:
         manager, gate = server.server.manager, threading.Event()
@@ -277,6 +288,7 @@ def test_a_request_waits_no_longer_than_max_wait(folder: Path) -> None:
 # Aliases
 
 
+@pytest.mark.process
 def test_aliases(folder: Path) -> None:
     configured = [options(folder, "one", "start", "gpt"), options(folder, "two", "start", "*")]
     with server_of(configured) as server:
@@ -286,6 +298,7 @@ def test_aliases(folder: Path) -> None:
         assert status(server, "gpt")["aliases"] == ["gpt"]
 
 
+@pytest.mark.process
 def test_the_models_of_a_key_hold_for_aliases(folder: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
     keys.write_text(f'[[keys]]\nname = "u"\nsha256 = "{sha256_of("user")}"\nmodels = ["two"]\n')
@@ -296,7 +309,7 @@ def test_the_models_of_a_key_hold_for_aliases(folder: Path, tmp_path: Path) -> N
             body = {"prompt": "a", "model": name}
             headers = {"Authorization": "Bearer user"}
             url = f"{server.url}/v1/completions"
-            return httpx.post(url, json=body, headers=headers, timeout=30).status_code
+            return httpx.post(url, json=body, headers=headers, timeout=120).status_code
 
         assert [code(name) for name in ("two", "alt", "one", "gpt")] == [200, 200, 403, 403]
 
@@ -304,6 +317,7 @@ def test_the_models_of_a_key_hold_for_aliases(folder: Path, tmp_path: Path) -> N
 # Faults
 
 
+@pytest.mark.process
 def test_a_restarted_engine_has_the_models_that_were_loaded(folder: Path) -> None:
     configured = [*models(folder, "one", "two"), options(folder, "broken", "on demand")]
     configured.append(options(folder, "large-a", "on demand"))
@@ -312,7 +326,7 @@ def test_a_restarted_engine_has_the_models_that_were_loaded(folder: Path) -> Non
         before = server.server.engine.pid
         assert before is not None
         os.kill(before, signal.SIGKILL)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while server.server.engine.pid == before or server.get("/ready").status_code != 200:
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -323,6 +337,7 @@ def test_a_restarted_engine_has_the_models_that_were_loaded(folder: Path) -> Non
         assert complete(server, "two").status_code == 200
 
 
+@pytest.mark.process
 def test_two_loads_of_one_model_at_once(folder: Path) -> None:
     with server_of(models(folder, "one", "two")) as server:
 
@@ -334,6 +349,7 @@ def test_two_loads_of_one_model_at_once(folder: Path) -> None:
         assert states(server) == {"one": "loaded", "two": "loaded"}
 
 
+@pytest.mark.process
 def test_loads_and_unloads_at_once(folder: Path) -> None:
     """Whatever their order, the server and its engine agree at the end."""
     with server_of(models(folder, "one", "two", load="on demand")) as server:

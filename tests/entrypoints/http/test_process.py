@@ -25,6 +25,8 @@ from ostro.entrypoints.http.server import Options, Server
 from ostro.entrypoints.operations.keys import sha256_of
 from ostro.entrypoints.serve_config import ModelOptions
 
+pytestmark = pytest.mark.process
+
 CHAT = "/v1/chat/completions"
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "temperature": 0}
 ENDLESS = {**HELLO, "max_tokens": 100_000, "ignore_eos": True, "stream": True}
@@ -54,9 +56,9 @@ def test_a_client_that_leaves_mid_stream_holds_no_block(real: RunningServer) -> 
         assert stats.running == 1 and stats.blocks_used > 0
     gone = time.monotonic()
     while (stats := real.stats()).running or stats.blocks_used:
-        assert time.monotonic() - gone < 20, stats
+        assert time.monotonic() - gone < 120, stats
         time.sleep(0.01)
-    good = httpx.post(real.url + CHAT, json={**HELLO, "max_tokens": 5}, timeout=20).json()
+    good = httpx.post(real.url + CHAT, json={**HELLO, "max_tokens": 5}, timeout=120).json()
     assert good["usage"]["completion_tokens"] <= 5 and good["choices"][0]["finish_reason"]
 
 
@@ -93,7 +95,9 @@ def test_keys_do_not_see_the_cached_tokens_of_others(folder: Path, tmp_path: Pat
     def cached(real: RunningServer, key: str, **body: Any) -> int:
         asked = {"prompt": prompt, "max_tokens": 1, "temperature": 0, **body}
         headers = {"x-api-key": key}
-        response = httpx.post(f"{real.url}/v1/completions", json=asked, headers=headers, timeout=60)
+        response = httpx.post(
+            f"{real.url}/v1/completions", json=asked, headers=headers, timeout=120
+        )
         found: int = response.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
         return found
 

@@ -7,9 +7,12 @@ import time
 from pathlib import Path
 
 import openai
+import pytest
 from echo.model import make_model
 
 from .test_server import Process
+
+pytestmark = pytest.mark.process
 
 TEXT = "work in the background " * 10
 
@@ -37,7 +40,7 @@ def test_work_in_the_background_continues_after_a_restart(tmp_path: Path) -> Non
     try:
         second.wait()
         client = openai.OpenAI(base_url=f"{second.url}/v1", api_key="-", max_retries=0)
-        end = time.monotonic() + 30
+        end = time.monotonic() + 120
         while (response := client.responses.retrieve(response.id)).status != "completed":
             assert time.monotonic() < end and response.status in ("queued", "in_progress")
             time.sleep(0.05)

@@ -82,7 +82,7 @@ def test_answers_in_mixed_batches_satisfy_their_grammars(server: RunningServer) 
 def test_a_stream_is_the_answer(server: RunningServer) -> None:
     body = {**HELLO, "response_format": FORMAT, "seed": 3, "max_tokens": 120, "stream": True}
     text, finish = "", None
-    with httpx.stream("POST", server.url + CHAT, json=body, timeout=60) as response:
+    with httpx.stream("POST", server.url + CHAT, json=body, timeout=120) as response:
         for line in response.iter_lines():
             if line.startswith("data: {"):
                 choice = json.loads(line[6:])["choices"][0]

@@ -25,9 +25,10 @@ def faults(text: str, folder: Path) -> str:
     unit = folder / "ostro.service"
     unit.write_text(text.replace("/opt/ostro/bin/ostro", shutil.which("true") or "/bin/true"))
     command = ["systemd-analyze", "verify", "--man=no", str(unit)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60).stderr
+    return subprocess.run(command, capture_output=True, text=True, timeout=120).stderr
 
 
+@pytest.mark.process
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
 def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     text = UNIT.read_text()
@@ -47,12 +48,12 @@ def test_the_unit_runs_a_command_of_ostro() -> None:
     assert unit["Service"]["Type"] == "notify"
 
 
-@pytest.mark.parametrize("prefix", ["", "@"])
+@pytest.mark.parametrize("prefix", [pytest.param("", marks=pytest.mark.process), "@"])
 def test_notifications(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str) -> None:
     name = f"{tmp_path}/notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind("\0" + name if prefix else name)
-        systemd.settimeout(20)
+        systemd.settimeout(120)
         monkeypatch.setenv("NOTIFY_SOCKET", prefix + name)
         if prefix:
             notify("READY=1")

@@ -22,6 +22,8 @@ from tiny.trained import train
 import ostro
 from ostro.core.records import Settings
 
+pytestmark = pytest.mark.process
+
 TEXTS = ["hello world", "a", "hello hello hello world"]
 
 

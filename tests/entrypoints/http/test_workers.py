@@ -65,7 +65,7 @@ class Served:
         method, headers = "POST" if body else "GET", {"x-api-key": key}
         url = self.process.url + path
         # Without TLS: a context of certificates takes longer than the request.
-        with httpx.Client(verify=False, headers=headers, timeout=60) as client:
+        with httpx.Client(verify=False, headers=headers, timeout=120) as client:
             return client.request(method, url, json=body or None)
 
     def complete(self, key: str = "ann", **body: Any) -> httpx.Response:
@@ -222,7 +222,7 @@ def test_another_worker_replaces_one_that_is_killed(served: Served) -> None:
     before = served.metrics()
     headers, url = {"x-api-key": "ann"}, served.process.url + COMPLETIONS
     with (
-        httpx.Client(verify=False, headers=headers, timeout=60) as client,
+        httpx.Client(verify=False, headers=headers, timeout=120) as client,
         client.stream("POST", url, json=ENDLESS) as stream,
     ):
         lines = stream.iter_lines()
@@ -296,7 +296,7 @@ def test_no_process_outlives_the_server(tmp_path: Path, how: str, tokens: int) -
 def test_batches_and_background_responses_run_in_the_server(tmp_path: Path) -> None:
     with launch(tmp_path, count=2, store=str(tmp_path / "store")) as served:
         line = {"custom_id": "1", "method": "POST", "url": COMPLETIONS, "body": {"prompt": "hello"}}
-        with httpx.Client(verify=False, headers={"x-api-key": "ann"}, timeout=60) as client:
+        with httpx.Client(verify=False, headers={"x-api-key": "ann"}, timeout=120) as client:
             form = {"purpose": (None, "batch"), "file": ("lines.jsonl", json.dumps(line))}
             file = client.post(f"{served.process.url}/v1/files", files=form).json()
         wanted = dict(input_file_id=file["id"], endpoint=COMPLETIONS, completion_window="24h")

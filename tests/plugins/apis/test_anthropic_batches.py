@@ -10,6 +10,7 @@ from typing import Any
 import anthropic
 import msgspec
 import pytest
+from echo.server import PATIENCE
 
 from ostro.core.plugins.manager import PluginManager
 from ostro.entrypoints.http.batches import LOW_PRIORITY
@@ -63,7 +64,7 @@ def item(name: str, **fields: Any) -> dict[str, Any]:
 
 
 def end_of(client: Any, id: str) -> Any:
-    limit = time.monotonic() + 20
+    limit = time.monotonic() + 120
     while (found := client.messages.batches.retrieve(id)).processing_status != "ended":
         assert time.monotonic() < limit, found
         assert found.results_url is None and found.ended_at is None
@@ -136,18 +137,15 @@ def test_the_asynchronous_client(server: Any) -> None:
 
 def test_a_cancelled_batch_has_a_result_for_every_request(server: Any, client: Any) -> None:
     batches = client.messages.batches
-    server.echo.step_seconds = 0.005
-    try:
+    with server.paused() as stands:
         made = batches.create(requests=[item(f"c{n}-{'x' * 60}"[:64]) for n in range(60)])
+        assert stands.wait(PATIENCE)
         with pytest.raises(anthropic.BadRequestError, match="cancel it"):
             batches.delete(made.id)
-        time.sleep(0.8)
         cancelled = batches.cancel(made.id)
         assert cancelled.processing_status == "canceling" and cancelled.cancel_initiated_at
         refused(post(server, "ann", f"{URL}/{made.id}/results", method="GET"), 400, "not ended")
         done = end_of(client, made.id)
-    finally:
-        server.echo.step_seconds = 0.0
     counts = done.request_counts
     assert counts.canceled > 0 and counts.succeeded + counts.canceled == 60
     assert (counts.errored, counts.expired) == (0, 0)
@@ -164,15 +162,12 @@ def older(batch: Batch) -> Batch:
 def test_requests_that_do_not_run_in_24_hours_expire(
     server: Any, client: Any, state: State
 ) -> None:
-    server.echo.step_seconds = 0.005
-    try:
+    with server.paused():
         made = client.messages.batches.create(
             requests=[item(f"e{n}-{'x' * 60}"[:64]) for n in range(60)]
         )
         asyncio.run(state.change("ann", "msgbatch", made.id, Batch, older))
         done = end_of(client, made.id)
-    finally:
-        server.echo.step_seconds = 0.0
     assert done.request_counts.expired > 0 and done.request_counts.canceled == 0
     kinds = [each.result.type for each in client.messages.batches.results(made.id)]
     assert kinds.count("expired") == done.request_counts.expired and len(kinds) == 60
@@ -201,7 +196,7 @@ def test_pages_and_deletion(server: Any) -> None:
 def test_a_batch_leaves_one_document_and_no_files(client: Any, state: State) -> None:
     made = client.messages.batches.create(requests=[item("a"), item("b")])
     end_of(client, made.id)
-    limit = time.monotonic() + 10
+    limit = time.monotonic() + 120
     while (kinds := {each.kind for each in asyncio.run(usage_of(state))}) != {"msgbatch"}:
         assert time.monotonic() < limit, kinds
         time.sleep(0.05)

@@ -45,6 +45,7 @@ def test_a_new_project_is_a_plugin(
     assert found.offers == {f"{kind}s": ("my-thing",)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", [pytest.param("architecture", marks=pytest.mark.slow), "quantizer"]
 )

@@ -50,6 +50,7 @@ CLASSES = (
 )
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("cls", CLASSES)
 def test_every_class_gives_a_clean_project(cls: str, plugin: Plugin, tmp_path: Path) -> None:
     ran = plugin("new", "mine", "--from", f"transformers:{cls}", "-o", tmp_path / "p")

@@ -7,7 +7,6 @@ import shutil
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFEndian, GGUFReader, GGUFWriter
+from tiny.steps import count_lines
 
 from ostro.core.errors import CheckpointError, ModelNotFound
 from ostro.core.records import resolve
@@ -294,19 +294,27 @@ def test_a_file_that_shrank_is_detected(write: Write) -> None:
         container.read("w")
 
 
-def test_a_file_of_a_terabyte_opens_at_once(write: Write) -> None:
+def test_a_file_of_a_terabyte_opens(write: Write) -> None:
     header = b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + struct.pack("<Q", 1) + b"w"
     header += struct.pack("<I2QIQ", 2, 1 << 18, 1 << 20, 0, 0)
     file = write(lambda w: None)
     file.write_bytes(header)
     os.truncate(file, 4096 + (1 << 40))
-    start = time.process_time()
     tensor = open_gguf(file).read("w")
-    assert time.process_time() - start < 5
     assert tensor.shape == (1 << 20, 1 << 18) and tensor[-1, -1] == 0
 
 
-def test_a_large_vocabulary_takes_seconds_and_no_torch(tmp_path: Path) -> None:
+def test_a_vocabulary_takes_a_constant_number_of_lines_per_token(write: Write) -> None:
+    lines = []
+    for count in (1000, 4000):
+        words = [f"word{i}" for i in range(count)]
+        file = write(lambda w: w.add_token_list(words))  # noqa: B023
+        open_gguf(file)  # imports
+        lines.append(count_lines(lambda: open_gguf(file).metadata))  # noqa: B023
+    assert lines[0] < lines[1] < 4 * lines[0]
+
+
+def test_a_large_vocabulary_needs_no_torch(tmp_path: Path) -> None:
     def strings(key: bytes, words: list[str]) -> bytes:
         packed = [string(word.encode()) for word in words]
         return string(key) + struct.pack("<IIQ", 9, 8, len(words)) + b"".join(packed)
@@ -324,18 +332,16 @@ def test_a_large_vocabulary_takes_seconds_and_no_torch(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     file.write_bytes(raw + bytes(-len(raw) % 32 + 300 * 32))
     code = (
-        "import sys, time, pathlib\n"
+        "import sys, pathlib\n"
         "from ostro.plugins.checkpoints.gguf.reader import open_gguf\n"
-        "start = time.process_time()\n"
         "container = open_gguf(pathlib.Path(sys.argv[1]))\n"
-        "print(len(container.tensors), time.process_time() - start, 'torch' in sys.modules)\n"
+        "print(len(container.tensors), 'torch' in sys.modules)\n"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     run = [sys.executable, "-c", code, str(file)]
     output = subprocess.run(run, env=env, capture_output=True, text=True, check=True).stdout
-    count, seconds, torch_imported = output.split()
+    count, torch_imported = output.split()
     assert (count, torch_imported) == ("300", "False")
-    assert float(seconds) < 5
     meta = open_gguf(file).metadata
     assert meta["tokens"] == words and meta["merges"][-1] == "wo rd499999"
     assert meta["scores"][-1] == 262_143
@@ -346,6 +352,7 @@ def slow(name: str) -> Any:
     return pytest.param(name, marks=pytest.mark.slow)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "name", ["bert-bge", "llama-spm", "phi-3", slow("gpt-2"), slow("llama-bpe"), slow("qwen2")]
 )

@@ -7,7 +7,6 @@ import os
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from tiny.steps import count_lines
 from torch import Tensor
 
 from ostro.core.errors import CheckpointError, ModelNotFound, PickleRefused
@@ -243,7 +243,7 @@ def test_a_file_that_shrank_is_detected(tmp_path: Path) -> None:
         container.read("a")
 
 
-def test_a_terabyte_file_opens_fast_and_reads_only_requested_tensors(tmp_path: Path) -> None:
+def test_a_terabyte_file_opens_and_reads_only_requested_tensors(tmp_path: Path) -> None:
     size = 1 << 40
     header = {
         "big": {
@@ -256,30 +256,36 @@ def test_a_terabyte_file_opens_fast_and_reads_only_requested_tensors(tmp_path: P
     file = tmp_path / "model.safetensors"
     write_raw(file, header, b"")
     os.truncate(file, file.stat().st_size + size)
-    start = time.process_time()
     container = open_safetensors(file)
     tail = container.read("end")
-    assert time.process_time() - start < 5
     assert container.read("big").shape == (1 << 20, (1 << 20) - 1)
     assert tail.sum() == 0
 
 
-def test_listing_needs_no_torch_and_takes_no_time(tmp_path: Path) -> None:
+def test_listing_takes_a_constant_number_of_lines_per_tensor(tmp_path: Path) -> None:
+    lines = []
+    for count in (100, 400):
+        file = tmp_path / f"{count}.safetensors"
+        save_file({f"layers.{i}.weight": torch.ones(4, 4) for i in range(count)}, file)
+        open_safetensors(file)  # imports
+        lines.append(count_lines(lambda: open_safetensors(file)))  # noqa: B023
+    assert lines[0] < lines[1] < 4 * lines[0]
+
+
+def test_listing_needs_no_torch(tmp_path: Path) -> None:
     tensors = {f"model.layers.{i}.mlp.up_proj.weight": torch.ones(4, 4) for i in range(300)}
     save_file(tensors, tmp_path / "model.safetensors")
     code = (
-        "import sys, time, pathlib\n"
+        "import sys, pathlib\n"
         "from ostro.plugins.checkpoints.safetensors.reader import open_safetensors\n"
-        "start = time.process_time()\n"
         "container = open_safetensors(pathlib.Path(sys.argv[1]))\n"
-        "print(len(container.tensors), time.process_time() - start, 'torch' in sys.modules)\n"
+        "print(len(container.tensors), 'torch' in sys.modules)\n"
     )
     run = [sys.executable, "-c", code, str(tmp_path)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     output = subprocess.run(run, env=env, capture_output=True, text=True, check=True).stdout
-    count, seconds, torch_imported = output.split()
+    count, torch_imported = output.split()
     assert (count, torch_imported) == ("300", "False")
-    assert float(seconds) < 1
 
 
 def test_the_record_leads_to_the_reader(tmp_path: Path) -> None:

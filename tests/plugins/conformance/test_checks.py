@@ -171,6 +171,7 @@ WRONG: dict[str, tuple[str, Wrong]] = {
 FAILS = (AssertionError, pytest.fail.Exception, OstroError, TypeError)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", WRONG)
 def test_a_check_fails_where_it_should(name: str) -> None:
     architecture, wrong = WRONG[name]

@@ -115,6 +115,7 @@ def ostro_architectures():
 """
 
 
+@pytest.mark.slow
 def test_a_body_conforms(tmp_path: Path) -> None:
     """A class of transformers as a record names it: its config is no config of ours."""
     (tmp_path / "macaw").mkdir()
@@ -198,6 +199,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_and_writes_json(tmp_path: Path) -> None:
     broken = renamed("macaw", tmp_path, **{'hidden_act: str = "relu"': 'hidden_act: str = "gelu"'})
     ran = run(

@@ -125,6 +125,7 @@ def test_what_a_template_writes_is_read(parsers: Mapping[str, Parser], name: str
     assert bool(calls) == (name not in WITHOUT_CALLS)
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", SOURCES)
 def test_an_output_is_read_wherever_it_is_cut(parsers: Mapping[str, Parser], name: str) -> None:
     kind = kind_of(SOURCES[name], parsers)

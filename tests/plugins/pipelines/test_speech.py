@@ -295,6 +295,7 @@ def test_http_lists_voices(server: RunningServer) -> None:
     assert bad.status_code == 400 and bad.json()["error"]["param"] == "voice"
 
 
+@pytest.mark.process
 def test_http_tells_of_adapters_in_a_header(server: RunningServer, expected: np.ndarray) -> None:
     path, asked = "/v1/audio/speech", {"input": TEXT, **ASKED, "response_format": "pcm"}
     plain = server.post(path, **asked)

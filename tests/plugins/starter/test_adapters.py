@@ -295,6 +295,7 @@ def shipped() -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
     return model, PreTrainedTokenizerFast.from_pretrained(FOLDER / "model")
 
 
+@pytest.mark.sample(1)
 @needs_files
 @peft_warns
 @pytest.mark.parametrize("name", ADAPTERS)

@@ -69,6 +69,7 @@ def test_a_mixture_is_the_same_where_its_members_are_there_already(starter: Loca
         assert torch.equal(fresh.logits(tokens, adapters=["mix"]), said)
 
 
+@pytest.mark.slow
 def test_every_request_of_a_batch_says_what_it_says_alone(starter: LocalModel) -> None:
     tokens, chosen = starter.encode(QUESTION), mixtures(starter)
     together = greedy(starter.engine, [tokens] * len(chosen), 8, chosen)

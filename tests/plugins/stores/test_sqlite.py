@@ -59,6 +59,7 @@ def test_documents_outlive_the_process(folder: Path, make: Make) -> None:
     assert [(each.id, each.body) for each in found] == [("a", b"1"), ("b", b"2")]
 
 
+@pytest.mark.process
 def test_a_killed_process_loses_no_finished_write(folder: Path) -> None:
     code = """
     import os
@@ -80,6 +81,7 @@ def test_a_killed_process_loses_no_finished_write(folder: Path) -> None:
     assert store.db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
+@pytest.mark.process
 def test_processes_share_a_store_without_losing_a_write(folder: Path, make: Make) -> None:
     """Two processes count in one document by compare-and-swap, from before the file exists."""
     code = """
@@ -104,7 +106,7 @@ def test_processes_share_a_store_without_losing_a_write(folder: Path, make: Make
 def test_a_lock_that_is_held_too_long_is_an_error(
     folder: Path, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ostro.plugins.stores.sqlite.store.BUSY_SECONDS", 0.05)
+    monkeypatch.setattr("ostro.plugins.stores.sqlite.store.BUSY_SECONDS", 0.0)
     first, second = SqliteStore(folder), SqliteStore(folder)
     with first.writing():
         with pytest.raises(StoreError, match="another process holds it"):
@@ -280,6 +282,7 @@ def test_a_file_in_the_place_of_the_folder_is_refused(folder: Path) -> None:
     assert folder.read_text() == "mine"
 
 
+@pytest.mark.process
 def test_a_full_disk_is_an_error_and_loses_nothing(folder: Path) -> None:
     """The child's files are limited to 300 kB; it goes on reading and deleting."""
     code = """

@@ -83,6 +83,7 @@ def check(tokenizer: Tokenizer, encode: Callable[[str], list[int]], count: int) 
         assert tokenizer.decode(ids) == text
 
 
+@pytest.mark.slow
 def test_tekken(tmp_path: Path, ranks: list[bytes]) -> None:
     tiktoken = pytest.importorskip("tiktoken")
     write(tmp_path / "tekken.json", **tekken(ranks))
@@ -121,6 +122,7 @@ def test_published_tekken_files(version: str) -> None:
     check(tokenizer, lambda text: theirs.encode(text, bos=False, eos=False), 10_000)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("kind", "file", "rule"),
     [("QWen", "qwen.tiktoken", "qwen2"), ("TikToken", "tiktoken.model", "kimi-k2")],

@@ -31,6 +31,7 @@ class SmallMemory:
         return self.real(step)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "error", [torch.OutOfMemoryError("no room"), MemoryError("no room"), RuntimeError(CPU)]
 )
@@ -78,6 +79,7 @@ def test_errors_of_cuda_for_want_of_memory_are_known(text: str, is_memory: bool)
     assert is_out_of_memory(RuntimeError(text)) == is_memory
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("at", [0, 1])
 def test_a_small_step_is_tried_once_more(llama: Subject, engine_of: Build, at: int) -> None:
     """After one error no request fails. What is only cached has been freed by then."""
@@ -92,6 +94,7 @@ def test_a_small_step_is_tried_once_more(llama: Subject, engine_of: Build, at: i
     idle(engine)
 
 
+@pytest.mark.slow
 def test_steps_grow_again(llama: Subject, engine_of: Build) -> None:
     engine, prompt = engine_of(llama, rows=34), llama.prompt[:34]
     Fault(engine.runner.model, "hidden", MemoryError("no room"))
@@ -102,6 +105,7 @@ def test_steps_grow_again(llama: Subject, engine_of: Build) -> None:
     assert engine.scheduler.step_rows == 34
 
 
+@pytest.mark.slow
 def test_requests_fail_if_smaller_steps_do_not_help(llama: Subject, engine_of: Build) -> None:
     engine = engine_of(llama, rows=128)
     wanted = greedy(engine_of(llama), [llama.prompt[:40]], LONG)

@@ -145,6 +145,7 @@ def test_failures_of_one_sub_engine_leave_the_others_running(llama: Subject) -> 
     assert tokens_of(tokens) == wanted
 
 
+@pytest.mark.process
 def test_an_engine_process_survives_errors_of_plugins(tmp_path: Path) -> None:
     make_model(tmp_path)
     settings = Settings(reference=str(tmp_path), threads=1)

@@ -36,6 +36,7 @@ def test_a_processor_that_raises_in_check_refuses_its_request(
     idle(engine)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("fault", "message"),
     [

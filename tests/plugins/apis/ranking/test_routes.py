@@ -14,6 +14,8 @@ from tiny.server import RunningServer, serving
 
 from ostro.core.records import Settings
 
+pytestmark = pytest.mark.process
+
 TEXTS = ["hello world", "a", "hello hello hello world"]
 CLASSIFIER = "BertForSequenceClassification"
 RERANK: dict[str, Any] = {"query": "hello", "documents": TEXTS}

@@ -94,6 +94,7 @@ def test_rows_in_gguf_order_are_read(said: str, plugins: PluginManager, tmp_path
         assert off <= NOISE if said == "adjacent" else off > 0.1
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("format", ["q4k", "afq4", "mxfp4"])
 @torch.inference_mode()
 def test_stacked_experts(format: str, plugins: PluginManager, tmp_path: Path) -> None:

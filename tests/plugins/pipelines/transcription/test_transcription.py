@@ -89,6 +89,7 @@ def tiny(tmp_path_factory: Any) -> Iterator[LocalModel]:
         yield model
 
 
+@pytest.mark.sample(1)
 def test_a_long_sound_gives_the_segments_of_the_reference(pair: Pair) -> None:
     found = pair.compare(sound(4.3), {"task": "transcribe"})
     assert len({each.seek for each in found.segments}) >= 4
@@ -113,6 +114,7 @@ def test_a_short_sound_is_one_window(pair: Pair) -> None:
     assert {each.seek for each in found.segments} <= set(range(60))
 
 
+@pytest.mark.sample(1)
 def test_the_language_and_task_are_selected(pair: Pair) -> None:
     both = {"language": "german", "task": "translate"}
     found = pair.compare(sound(3, 1), both, **both)
@@ -121,6 +123,7 @@ def test_the_language_and_task_are_selected(pair: Pair) -> None:
     assert other.segments[0].tokens != found.segments[0].tokens
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("follow", [False, True])
 def test_a_prompt_and_earlier_text_come_before_a_window(pair: Pair, follow: bool) -> None:
     words = pair.ours.pipeline("transcribe").model.tokenizer.encode(" Ada", special=False)
@@ -132,11 +135,13 @@ def test_a_prompt_and_earlier_text_come_before_a_window(pair: Pair, follow: bool
     assert found.segments != alone.segments
 
 
+@pytest.mark.sample(1)
 def test_earlier_text_comes_before_a_window_without_a_prompt(pair: Pair) -> None:
     how = {"task": "transcribe", "language": "en", "condition_on_prev_tokens": True}
     pair.compare(sound(3, 2), how, language="en", follow=True)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("follow", [False, True])
 def test_windows_without_speech_are_skipped(pair: Pair, follow: bool) -> None:
     """Thresholds in the middle of what the windows show, so that some are skipped."""
@@ -160,6 +165,7 @@ def test_without_times_a_sound_is_one_text(tmp_path: Path) -> None:
     pair.ours.close()
 
 
+@pytest.mark.slow
 def test_a_text_that_looks_wrong_is_written_again(tiny: LocalModel) -> None:
     hot = {"temperatures": (0.0, 0.4, 0.9), "seed": 7}
     never = tiny.transcribe(sound(2), **{**PLAIN, **hot}, language="en")
