@@ -1,0 +1,1072 @@
+"""Faults of one line in each room of the code, which the quick tests must catch.
+
+`tests/mutation.py` runs them. They were chosen from the code and not from its tests: boundaries,
+dropped conditions, swapped arguments, skipped checks of untrusted input, resources that are not
+released. A mutant whose line has changed fails `tests/test_mutation.py`: write it anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Mutant(NamedTuple):
+    """A fault: `old`, which occurs once in `file`, is replaced by `new`."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+
+
+ROOMS = (
+    "core",
+    "core/adapters",
+    "core/chat",
+    "core/engine",
+    "core/ipc",
+    "core/load",
+    "core/media",
+    "core/nn",
+    "core/ops",
+    "core/tokenizer",
+    "adapters",
+    "architectures",
+    "entrypoints/cli",
+    "entrypoints/http",
+    "entrypoints/operations",
+    "entrypoints/workers",
+    "plugins/apis",
+    "plugins/caches",
+    "plugins/checkpoints",
+    "plugins/logits",
+    "plugins/parsers",
+    "plugins/pipelines",
+    "plugins/pipelines/image",
+    "plugins/pipelines/speech",
+    "plugins/pipelines/text",
+    "plugins/pipelines/transcription",
+    "plugins/pipelines/vectors",
+    "plugins/sources",
+    "plugins/speculation",
+    "plugins/stores",
+    "plugins/tokenizers",
+    "quant",
+)
+"""The folders that have at least two mutants each."""
+
+Change = tuple[str, str]
+"""The old text and the new one."""
+
+CORE: Mapping[str, Mapping[str, Change]] = {
+    "core/adapters/loader.py": {
+        "adapter-rank-at-limit-is-refused": (
+            "if rank > self.settings.max_adapter_rank:",
+            "if rank >= self.settings.max_adapter_rank:",
+        ),
+    },
+    "core/adapters/pool.py": {
+        "adapter-in-use-is-not-counted": ("pooled.users += 1", "pooled.users += 0"),
+        "pages-of-evicted-adapter-stay": (
+            "            delta.write(pages, adapter.packed.get(delta))",
+            "            delta in adapter.packed and delta.write(pages, adapter.packed[delta])",
+        ),
+        "pinned-adapter-counts-twice": (
+            "if generation in self.pinned and generation not in needed",
+            "if generation in self.pinned",
+        ),
+    },
+    "core/adapters/registry.py": {
+        "adapter-of-running-request-is-removed": (
+            "if generation is None or self.store.use_counts[generation]:",
+            "if generation is None:",
+        ),
+    },
+    "core/cache.py": {
+        "window-is-one-token-short": (
+            "return max(0, length + 1 - self.spec.window) // self.block",
+            "return max(0, length + 2 - self.spec.window) // self.block",
+        ),
+        "window-hit-needs-one-block": (
+            "if all(known[self.first(end * self.block) : end]):",
+            "if known[end - 1]:",
+        ),
+    },
+    "core/chat/escape.py": {
+        "reasoning-marker-of-template-is-escaped": (
+            'unless = f"(?!{_either(kept)})" if kept else ""',
+            'unless = ""',
+        ),
+        "names-of-fields-are-not-escaped": (
+            "return {self.escape(key): self.escape(item)",
+            "return {key: self.escape(item)",
+        ),
+    },
+    "core/chat/messages.py": {
+        "empty-content-beside-calls-stays": (
+            'content = None if calls and content in ("", []) else content',
+            "content = None if calls and content == [] else content",
+        ),
+        "arguments-may-be-a-json-list": (
+            "return value if isinstance(value, dict) else arguments",
+            "return value",
+        ),
+    },
+    "core/engine/blocks.py": {
+        "block-key-without-rows-of-media": (
+            'state.update(b"media" + key + array("q", (row, token)).tobytes())',
+            'state.update(b"media" + key)',
+        ),
+        "block-key-without-adapter-scale": (
+            'state.update(f"{generation}*{scale!r};".encode())',
+            'state.update(f"{generation};".encode())',
+        ),
+        "newest-idle-block-is-evicted": (
+            "block = self.idle.popitem(last=False)[0]",
+            "block = self.idle.popitem(last=True)[0]",
+        ),
+        "first-block-of-prefix-is-evicted-first": (
+            "for block in reversed(table.blocks[table.first :]):",
+            "for block in table.blocks[table.first :]:",
+        ),
+        "two-blocks-have-one-key": (
+            "if self.key_of[block] is None and key not in self.block_of:",
+            "if self.key_of[block] is None:",
+        ),
+        "second-pass-has-no-blocks": (
+            "group.pool.size // passes * self.block",
+            "group.pool.size * self.block",
+        ),
+        "step-ends-within-block-of-states": (
+            "return count - (start + count) % self.block",
+            "return count",
+        ),
+        "media-cannot-fill-the-cache": (
+            "return all(need <= group.pool.size for group in self.cross_groups)",
+            "return all(need < group.pool.size for group in self.cross_groups)",
+        ),
+    },
+    "core/engine/engine.py": {
+        "token-id-may-equal-vocabulary": (
+            "if not 0 <= token < self.vocab:",
+            "if not 0 <= token <= self.vocab:",
+        ),
+        "prompt-cannot-fill-the-context": (
+            "if length + replies > self.context:",
+            "if length + replies >= self.context:",
+        ),
+        "aborted-sequence-keeps-its-blocks": (
+            "            self.scheduler.remove(sequence)",
+            "            pass",
+        ),
+        "choices-share-one-seed": (
+            "seed=(seed + index) & (2**63 - 1),",
+            "seed=seed & (2**63 - 1),",
+        ),
+        "one-token-beyond-the-limit": (
+            "if generated >= sequence.limit:",
+            "if generated > sequence.limit:",
+        ),
+    },
+    "core/engine/pooling.py": {
+        "long-input-never-runs": (
+            "if differs or (batch and rows + self.size(entry) > self.max_rows):",
+            "if differs or rows + self.size(entry) > self.max_rows:",
+        ),
+    },
+    "core/engine/request.py": {
+        "bias-may-be-nan": ("if not abs(bias) <= 100:", "if abs(bias) > 100:"),
+    },
+    "core/engine/sampler.py": {
+        "drafts-share-one-position": (
+            "before[sequence] += 1",
+            "before[sequence] += 0",
+        ),
+        "tokens-of-previous-request-are-penalized": (
+            "self.seen[row].zero_().index_fill_(0, prompt, True)",
+            "self.seen[row].index_fill_(0, prompt, True)",
+        ),
+        "end-is-banned-one-token-longer": (
+            "sequence.drawn < self.rules[row].min_tokens:",
+            "sequence.drawn <= self.rules[row].min_tokens:",
+        ),
+    },
+    "core/engine/scheduler.py": {
+        "equal-priority-is-preempted": (
+            "if victim.request.priority <= sequence.request.priority:",
+            "if victim.request.priority < sequence.request.priority:",
+        ),
+        "whole-prompt-is-read-from-the-cache": (
+            "upto = sequence.length - 1",
+            "upto = sequence.length",
+        ),
+        "blocks-are-published-before-they-run": (
+            "min(sequence.computed, len(sequence.tokens))",
+            "len(sequence.tokens)",
+        ),
+        "steps-stay-large-without-memory": (
+            "self.step_rows = rows / 2",
+            "self.step_rows = rows",
+        ),
+    },
+    "core/engine/speculation.py": {
+        "drafts-ignore-the-ban-of-the-end": (
+            "and sequence.drawn >= rules.min_tokens",
+            "and sequence.drawn >= 0",
+        ),
+    },
+    "core/ipc/client.py": {
+        "closed-request-is-not-aborted": (
+            "if left and self.fault is None:",
+            "if left > 1 and self.fault is None:",
+        ),
+        "later-fault-hides-the-cause": (
+            "self.fault = self.fault or error",
+            "self.fault = error",
+        ),
+    },
+    "core/ipc/streams.py": {
+        "merged-logprobs-lose-the-first": (
+            "first.logprobs = (first.logprobs or []) + later.logprobs",
+            "first.logprobs = later.logprobs",
+        ),
+        "outputs-that-were-read-still-count": (
+            "        self._size -= size(output)",
+            "        size(output)",
+        ),
+    },
+    "core/load/names.py": {
+        "placeholder-matches-several-components": (
+            r'body = re.sub(r"\{(\w+)\}", r"(?P<\1>[^.]+)", escaped)',
+            r'body = re.sub(r"\{(\w+)\}", r"(?P<\1>.+)", escaped)',
+        ),
+    },
+    "core/load/pooling.py": {
+        "weights-of-pooling-begin-at-zero": (
+            "weights = torch.arange(1, len(rows) + 1,",
+            "weights = torch.arange(0, len(rows),",
+        ),
+        "path-of-module-may-leave-the-folder": (
+            "if not path.resolve().is_relative_to(folder.resolve()):",
+            "if not path.is_relative_to(folder):",
+        ),
+    },
+    "core/load/weights.py": {
+        "last-row-may-be-nan": (
+            "return all(bool(rows[i].float().isfinite().all()) for i in (0, -1))",
+            "return all(bool(rows[i].float().isfinite().all()) for i in (0, 0))",
+        ),
+        "tensors-without-slot-are-ignored": (
+            "if not missing and not left:",
+            "if not missing:",
+        ),
+    },
+    "core/media/decode.py": {
+        "frames-of-video-are-not-added-up": (
+            'check_pixels(frames * pixels, "video")',
+            'check_pixels(pixels, "video")',
+        ),
+        "orientation-of-image-is-ignored": (
+            "turned = ImageOps.exif_transpose(image)",
+            "turned = image",
+        ),
+    },
+    "core/media/items.py": {
+        "shared-file-may-be-anywhere": (
+            'if path.parent != SHARED or not path.name.startswith("ostro-"):',
+            'if not path.name.startswith("ostro-"):',
+        ),
+    },
+    "core/media/parts.py": {
+        "any-number-of-media": (
+            "    check_count(media)",
+            "    len(media)",
+        ),
+    },
+    "core/media/sound.py": {
+        "length-of-mp3-is-read-too-early": (
+            "field = at + 8 + 4 * (first[at + 7] & 1)",
+            "field = at + 8",
+        ),
+        "odd-chunk-of-wav-has-no-padding": (
+            "at += 8 + size + size % 2",
+            "at += 8 + size",
+        ),
+        "lower-rate-is-not-filtered": (
+            "cut = min(1.0, target / rate)",
+            "cut = 1.0",
+        ),
+    },
+    "core/nn/embedding.py": {
+        "head-keeps-the-rows-of-the-step": (
+            "x, step = x[step.logits_indices], step.rows(step.logits_indices)",
+            "x, step = x[step.logits_indices], step",
+        ),
+    },
+    "core/nn/experts.py": {
+        "bias-is-that-of-the-first-expert": (
+            "y + self.bias[expert_of_row]",
+            "y + self.bias[0]",
+        ),
+    },
+    "core/nn/linear.py": {
+        "every-part-needs-a-bias": ("if part in self.biased:", "if self.biased:"),
+    },
+    "core/nn/mlp.py": {
+        "gelu-new-is-exact": ('"gelu_new": "gelu_tanh"', '"gelu_new": "gelu"'),
+    },
+    "core/nn/rope.py": {
+        "woven-sections-have-no-end": (
+            "return [j % c if j < c * sections[j % c] else 0 for j in range(sum(sections))]",
+            "return [j % c for j in range(sum(sections))]",
+        ),
+    },
+    "core/ops/attention/naive.py": {
+        "window-has-one-key-more": ("(distance <= -window)", "(distance < -window)"),
+    },
+    "core/ops/attention/triton.py": {
+        "triton-window-has-one-key-more": (
+            "visible &= key_at[None, :] > position[:, None] - window",
+            "visible &= key_at[None, :] >= position[:, None] - window",
+        ),
+        "triton-merge-does-not-rescale-values": (
+            "sums = sums * decay + tl.sum(weights[:, None] * part, 0)",
+            "sums = sums + tl.sum(weights[:, None] * part, 0)",
+        ),
+    },
+    "core/ops/causal_conv/naive.py": {
+        "state-of-convolution-forgets-the-past": (
+            "past = state[before] if before >= 0 else state.new_zeros(channels, width - 1)",
+            "past = state[before] if before > 0 else state.new_zeros(channels, width - 1)",
+        ),
+    },
+    "core/ops/grouped_matmul/triton.py": {
+        "triton-expert-takes-the-next-row": (
+            "mine = (lane >= start) & (lane < end)",
+            "mine = (lane >= start) & (lane <= end)",
+        ),
+    },
+    "core/ops/kv_write/triton.py": {
+        "triton-first-slot-is-not-written": ("    if slot >= 0:", "    if slot > 0:"),
+        "triton-scales-have-places-for-padded-heads": (
+            "at = (page * N + head) * block + place",
+            "at = (page * HEADS + head) * block + place",
+        ),
+    },
+    "core/ops/moe_route/naive.py": {
+        "group-is-ranked-by-one-expert": (
+            "ranked_by = 1 if bias is None else min(2, x.shape[1] // rule.groups)",
+            "ranked_by = 1",
+        ),
+    },
+    "core/ops/penalize/dry.py": {
+        "match-goes-beyond-the-window": (
+            "np.arange(reach, 0, -1))",
+            "np.full(max(reach, 0), reach))",
+        ),
+    },
+    "core/ops/penalize/naive.py": {
+        "presence-penalty-counts": (
+            "params.presence[rows] * (n > 0)",
+            "params.presence[rows] * n",
+        ),
+    },
+    "core/ops/rms_norm/triton.py": {
+        "triton-mean-over-the-padded-width": (
+            "tl.sum(value * value, axis=1) / d + eps",
+            "tl.sum(value * value, axis=1) / BLOCK + eps",
+        ),
+    },
+    "core/ops/rope/naive.py": {
+        "sections-use-the-first-position": (
+            "torch.cat([part[i] for i, part in enumerate(parts)], dim=-1)",
+            "torch.cat([part[0] for i, part in enumerate(parts)], dim=-1)",
+        ),
+    },
+    "core/ops/sample/naive.py": {
+        "top-p-keeps-one-token-more": (
+            "passing = int((total - own < limit).sum())",
+            "passing = int((total - own <= limit).sum())",
+        ),
+    },
+    "core/ops/sample/triton.py": {
+        "triton-forgets-the-first-tokens": (
+            "        passed += tl.sum(weight)",
+            "        passed = tl.sum(weight)",
+        ),
+    },
+    "core/tokenizer/bound.py": {
+        "bound-ignores-nfc": (
+            'return max(lengths) * (SHRINK if "NFC" in kinds else 1)',
+            "return max(lengths)",
+        ),
+    },
+    "core/tokenizer/detokenizer.py": {
+        "leading-space-stays-after-empty-text": (
+            "if self._strip and text:",
+            "if self._strip:",
+        ),
+    },
+    "core/tokenizer/folder.py": {
+        "declared-ids-are-not-checked": (
+            "if (actual := backend.token_to_id(token.content)) != id:",
+            "if (actual := backend.token_to_id(token.content)) is None:",
+        ),
+        "eos-of-tokenizer-does-not-end": (
+            "return {id for id in [*found, eos] if isinstance(id, int)}",
+            "return {id for id in found if isinstance(id, int)}",
+        ),
+    },
+    "core/tokenizer/stop.py": {
+        "longest-begin-of-stop-is-missed": (
+            "max(0, len(text) - len(string) + 1)",
+            "max(0, len(text) - len(string) + 2)",
+        ),
+        "first-listed-stop-wins": (
+            "at, self.found = min(hits)",
+            "at, self.found = hits[0]",
+        ),
+    },
+    "core/tokenizer/vocabulary.py": {
+        "end-may-be-beyond-the-logits": (
+            "ends = frozenset(id for id in eos_ids if 0 <= id < size)",
+            "ends = frozenset(id for id in eos_ids if 0 <= id)",
+        ),
+    },
+}
+
+MODELS: Mapping[str, Mapping[str, Change]] = {
+    "adapters/lora/config.py": {
+        "layer-zero-is-refused": (
+            "all(type(v) is int and v >= 0 for v in value)",
+            "all(type(v) is int and v > 0 for v in value)",
+        ),
+    },
+    "adapters/lora/kohya.py": {
+        "shift-and-scale-are-not-swapped": (
+            "return torch.cat(b.chunk(2)[::-1])",
+            "return torch.cat(b.chunk(2))",
+        ),
+        "alpha-is-divided-by-the-width": (
+            '/ a.shape[0] if "alpha" in parts else 1.0',
+            '/ a.shape[1] if "alpha" in parts else 1.0',
+        ),
+    },
+    "adapters/lora/patterns.py": {
+        "alternatives-are-not-grouped": (
+            r'whole = [rf"(.*\.)?({pattern})$" if ends',
+            r'whole = [rf"(.*\.)?{pattern}$" if ends',
+        ),
+    },
+    "adapters/lora/tensors.py": {
+        "infinity-is-accepted": (
+            "if not bool(torch.isfinite(tensor).all()):",
+            "if bool(torch.isnan(tensor).any()):",
+        ),
+    },
+    "adapters/xlora/numbering.py": {
+        "number-of-weight-may-equal-their-count": (
+            "if not 0 <= layers.get(name, -1) < many:",
+            "if not 0 <= layers.get(name, -1) <= many:",
+        ),
+        "layers-are-not-in-order": (
+            'return 1, int(found["layer"]), ORDER',
+            'return 1, len(found["layer"]), ORDER',
+        ),
+    },
+    "architectures/bert/model.py": {
+        "one-type-is-not-enough-for-pairs": (
+            "kinds[0].clamp(max=self.last_type)",
+            "kinds[0]",
+        ),
+    },
+    "architectures/deepseek_v2/model.py": {
+        "yarn-scale-is-not-squared": (
+            'math.log(max(rule.get("factor", 1), 1)) + 1) ** 2',
+            'math.log(max(rule.get("factor", 1), 1)) + 1)',
+        ),
+        "more-best-groups-than-groups": (
+            "if not 0 < best <= self.groups:",
+            "if not 0 < best:",
+        ),
+    },
+    "architectures/dia/choice.py": {
+        "second-channel-may-end": (
+            "scores[1:, self.eos] = -torch.inf",
+            "scores[2:, self.eos] = -torch.inf",
+        ),
+    },
+    "architectures/flux/scheduler.py": {
+        "shift-ignores-the-base-length": (
+            "slope * (rows - config.base_image_seq_len)",
+            "slope * rows",
+        ),
+    },
+    "architectures/gemma2/model.py": {
+        "other-layers-slide": ("return layer % 2 == 0", "return layer % 2 == 1"),
+    },
+    "architectures/whisper/alignment.py": {
+        "short-audio-is-reflected": (
+            "if x.shape[-1] <= half:",
+            "if x.shape[-1] < half:",
+        ),
+        "deviation-is-corrected": ("correction=0", "correction=1"),
+    },
+    "quant/afq/naive.py": {
+        "zero-is-no-code": (
+            "scale = torch.where(zero == 0, scale, edge / zero).to(weight.dtype)",
+            "scale = scale.to(weight.dtype)",
+        ),
+    },
+    "quant/awq/naive.py": {
+        "last-columns-are-exchanged": (
+            "POSITIONS = (0, 4, 1, 5, 2, 6, 3, 7)",
+            "POSITIONS = (0, 4, 1, 5, 2, 6, 7, 3)",
+        ),
+    },
+    "quant/bnb/naive.py": {
+        "odd-start-is-rounded-down": (
+            "return codes[start % 2 :][: stop - start]",
+            "return codes[: stop - start]",
+        ),
+    },
+    "quant/compressed_tensors/naive.py": {
+        "rows-share-the-global-scale": (
+            "d = None if d is None else d[rows]",
+            "d = None if d is None else d[:1]",
+        ),
+    },
+    "quant/fp8/naive.py": {
+        "infinity-of-e5m2-is-finite": (
+            "torch.float8_e5m2: 0x7C",
+            "torch.float8_e5m2: 0x7D",
+        ),
+        "zero-weight-becomes-nan": (
+            "scale = torch.where(largest > 0, largest / MAX, 1)",
+            "scale = largest / MAX",
+        ),
+    },
+    "quant/gguf/mixtures.py": {
+        "last-eighth-begins-late": (
+            "index >= 7 * count // 8",
+            "index > 7 * count // 8",
+        ),
+    },
+    "quant/gguf/planes.py": {
+        "last-rows-are-not-packed": (
+            "for start in range(0, len(rows), step):",
+            "for start in range(0, len(rows) - step, step):",
+        ),
+    },
+    "quant/gptq/checkpoint.py": {
+        "group-index-may-equal-their-count": (
+            "int(found.max()) >= groups:",
+            "int(found.max()) > groups:",
+        ),
+        "last-group-must-be-whole": (
+            "ceil(k / size) != groups",
+            "k / size != groups",
+        ),
+    },
+    "quant/gptq/naive.py": {
+        "zeros-of-three-bits-do-not-wrap": (
+            "return unpack(words, bits, count) + 1 & (1 << bits) - 1",
+            "return unpack(words, bits, count) + 1",
+        ),
+    },
+    "quant/hqq/naive.py": {
+        "groups-need-no-whole-rows": (
+            "has_whole_rows = not layout.axis and n % layout.group == 0",
+            "has_whole_rows = not layout.axis",
+        ),
+    },
+    "quant/mixed_precision/knapsack.py": {
+        "budget-cannot-be-used-up": (
+            "one = torch.where(more <= left, gain, -torch.inf)",
+            "one = torch.where(more < left, gain, -torch.inf)",
+        ),
+    },
+    "quant/mxfp4/naive.py": {
+        "larger-exponent-wins-too-often": (
+            "first = low_error <= 4 * high_error",
+            "first = low_error <= high_error",
+        ),
+    },
+    "quant/planes/quant_matmul/gemv.py": {
+        "triton-integers-have-no-unit": (
+            "total = tl.sum(acc[r], 1) * LAYOUT.unit",
+            "total = tl.sum(acc[r], 1)",
+        ),
+    },
+}
+
+PLUGINS: Mapping[str, Mapping[str, Change]] = {
+    "plugins/apis/anthropic/conversation.py": {
+        "thinking-may-use-all-tokens": (
+            "thinking.budget_tokens >= request.max_tokens:",
+            "thinking.budget_tokens > request.max_tokens:",
+        ),
+    },
+    "plugins/apis/anthropic/stream.py": {
+        "max-tokens-is-a-full-context": (
+            "self.generation.usage.completion < self.max_tokens",
+            "self.generation.usage.completion <= self.max_tokens",
+        ),
+        "blocks-of-tools-end-twice": (
+            "        self.calls = {}",
+            "        self.kind = ''",
+        ),
+    },
+    "plugins/apis/ollama/options.py": {
+        "zero-tokens-are-a-limit": (
+            "options.num_predict is not None and options.num_predict < 1:",
+            "options.num_predict is not None and options.num_predict < 0:",
+        ),
+        "whole-context-is-refused": (
+            "entry.context is not None and wanted > entry.context:",
+            "entry.context is not None and wanted >= entry.context:",
+        ),
+    },
+    "plugins/apis/ranking/routes.py": {
+        "full-unit-counts-twice": (
+            "search_units=-(-len(body.documents) // DOCUMENTS_PER_UNIT)",
+            "search_units=len(body.documents) // DOCUMENTS_PER_UNIT + 1",
+        ),
+        "both-names-of-a-field-are-accepted": (
+            "    if len(given) != 1:",
+            "    if not given:",
+        ),
+    },
+    "plugins/apis/text_tools/schema.py": {
+        "content-has-special-tokens": (
+            "next((each for each in wanted if each is not None), vllm)",
+            "next((each for each in wanted if each is not None), True)",
+        ),
+    },
+    "plugins/caches/paged/kind.py": {
+        "scales-of-values-take-no-memory": (
+            "scales = 2 * SCALE.itemsize if",
+            "scales = SCALE.itemsize if",
+        ),
+    },
+    "plugins/caches/recurrent/kind.py": {
+        "state-is-read-from-the-next-block": (
+            "before = block_of(first - 1,",
+            "before = block_of(first,",
+        ),
+        "block-is-released-before-it-is-published": (
+            "return max(0, (length - 1) // self.block - 1)",
+            "return max(0, (length - 1) // self.block)",
+        ),
+    },
+    "plugins/checkpoints/gguf/header.py": {
+        "tensor-may-pass-the-end-of-the-file": (
+            "if data + offset + nbytes > self._file.size:",
+            "if data + offset > self._file.size:",
+        ),
+        "arrays-nest-without-limit": (
+            "        if depth > MAX_DEPTH:",
+            "        if depth > MAX_ITEMS:",
+        ),
+    },
+    "plugins/checkpoints/gguf/reader.py": {
+        "order-of-splits-is-not-checked": (
+            'if (extra.get("split.no"), extra.get("split.count")) != (number, len(paths)):',
+            'if extra.get("split.count") != len(paths):',
+        ),
+    },
+    "plugins/checkpoints/safetensors/reader.py": {
+        "bytes-may-follow-the-last-tensor": (
+            "    if expected != size:",
+            "    if expected > size:",
+        ),
+        "shard-may-link-out-of-the-folder": (
+            "if not found.is_relative_to(_link_root(folder.resolve())):",
+            "if not found.exists():",
+        ),
+    },
+    "plugins/logits/grammar/compiler.py": {
+        "vocabularies-share-compiled-grammars": (
+            'hashlib.sha256(f"{key} ".encode() + data)',
+            "hashlib.sha256(data)",
+        ),
+    },
+    "plugins/logits/grammar/parameter.py": {
+        "marker-may-be-empty": (
+            "0 < len(marker) <= MAX_MARKER",
+            "len(marker) <= MAX_MARKER",
+        ),
+    },
+    "plugins/logits/grammar/processor.py": {
+        "preempted-output-is-not-read": (
+            "self.matchers[each.row].consume_tokens(list(each.output))",
+            "self.matchers[each.row].consume_tokens([])",
+        ),
+        "masks-of-drafts-take-one-row": (
+            "first += 1 + len(request.drafts)",
+            "first += 1",
+        ),
+    },
+    "plugins/parsers/json_calls.py": {
+        "bare-object-is-a-call-of-any-tool": (
+            "and (not self.strict or self.name in parser.tools)",
+            "and (not self.strict or bool(parser.tools))",
+        ),
+    },
+    "plugins/parsers/turn.py": {
+        "space-before-a-marker-is-text": (
+            "emit(text if exact else text.rstrip())",
+            "emit(text)",
+        ),
+        "space-before-a-marker-is-sent-early": (
+            "return len(known if exact else known.rstrip())",
+            "return len(known)",
+        ),
+    },
+    "plugins/parsers/xml_calls.py": {
+        "number-of-a-string-parameter-stays": (
+            'if "string" in types and type_of(value) not in types:',
+            'if "string" in types and type_of(value) == "object":',
+        ),
+    },
+    "plugins/pipelines/fetch.py": {
+        "one-public-address-is-enough": (
+            "if not numbers or not all(is_public(number) for number in numbers):",
+            "if not numbers or not any(is_public(number) for number in numbers):",
+        ),
+        "each-medium-may-have-all-bytes": (
+            "        left -= len(found[-1])",
+            "        len(found[-1])",
+        ),
+        "addresses-of-6to4-are-public": (
+            '"2002::/16",',
+            '"2002::/32",',
+        ),
+    },
+    "plugins/pipelines/image/pipeline.py": {
+        "one-preview-too-many": (
+            "previews < drawing.previews",
+            "previews <= drawing.previews",
+        ),
+        "images-share-one-seed": (
+            '"seeds": [seed + i for i in range(drawing.n)]',
+            '"seeds": [seed for i in range(drawing.n)]',
+        ),
+        "pixels-are-limited-by-width-alone": (
+            "min(width, height) < 1 or width * height > MAX_PIXELS",
+            "min(width, height) < 1 or width > MAX_PIXELS",
+        ),
+    },
+    "plugins/pipelines/speech/pipeline.py": {
+        "infinite-option-is-accepted": (
+            "if not real or not math.isfinite(value):",
+            "if not real:",
+        ),
+        "longest-text-is-refused": (
+            "if len(text) > MAX_TEXT:",
+            "if len(text) >= MAX_TEXT:",
+        ),
+    },
+    "plugins/pipelines/speech/sound.py": {
+        "opus-is-not-resampled": (
+            'sound = self.at(OPUS_RATE) if format == "opus" else self',
+            "sound = self",
+        ),
+    },
+    "plugins/pipelines/text/best.py": {
+        "best-choice-is-the-shortest": (
+            "return choice.logprob / choice.tokens if choice.tokens",
+            "return choice.logprob if choice.tokens",
+        ),
+    },
+    "plugins/pipelines/text/choice.py": {
+        "stop-counts-one-token-early": (
+            "stops = self.tokens > self._min_tokens",
+            "stops = self.tokens >= self._min_tokens",
+        ),
+        "cut-answer-ends-with-calls": (
+            'elif finish == "stop" and self._called:',
+            "elif self._called:",
+        ),
+    },
+    "plugins/pipelines/text/infill.py": {
+        "suffix-follows-the-prefix": (
+            "return [self.suffix, *after, self.prefix, *before]",
+            "return [self.prefix, *before, self.suffix, *after]",
+        ),
+    },
+    "plugins/pipelines/text/sampling.py": {
+        "token-id-may-have-other-digits": (
+            "if not (key.isascii() and key.isdigit() and len(key) < 12):",
+            "if not (key.isdigit() and len(key) < 12):",
+        ),
+        "best-of-may-be-less-than-n": (
+            "not (request.n or 1) <= request.best_of <= MAX_BEST_OF",
+            "not 1 <= request.best_of <= MAX_BEST_OF",
+        ),
+        "request-cannot-fill-the-context": (
+            "if wanted is not None and prompt + wanted > context:",
+            "if wanted is not None and prompt + wanted >= context:",
+        ),
+    },
+    "plugins/pipelines/text/structure.py": {
+        "marker-of-the-request-is-replaced": (
+            'if markers is None or not isinstance(held, dict) or "after" in held:',
+            "if markers is None or not isinstance(held, dict):",
+        ),
+    },
+    "plugins/pipelines/text/tools.py": {
+        "calls-are-not-parallel-by-default": (
+            "parallel = request.parallel_tool_calls is not False",
+            "parallel = request.parallel_tool_calls is True",
+        ),
+    },
+    "plugins/pipelines/transcription/rules.py": {
+        "time-may-repeat": (
+            "torch.where(last & ~before, time, time + 1)",
+            "torch.where(last & ~before, time, time)",
+        ),
+    },
+    "plugins/pipelines/transcription/task.py": {
+        "last-token-has-a-time-without-an-end": (
+            "tokens = result.tokens if result.ended else result.tokens[:-1]",
+            "tokens = result.tokens",
+        ),
+    },
+    "plugins/pipelines/transcription/transcript.py": {
+        "text-may-break-a-cue": (
+            'return " ".join(segment.text.split()).replace("-->", "->")',
+            'return " ".join(segment.text.split())',
+        ),
+    },
+    "plugins/pipelines/transcription/window.py": {
+        "oldest-tokens-precede-a-window": ("return out[-limit:]", "return out[:limit]"),
+    },
+    "plugins/pipelines/vectors/pipeline.py": {
+        "suffix-is-cut-off": (
+            "[*ids[: max(keep - len(end), 0)], *end]",
+            "[*ids[:keep], *end]",
+        ),
+        "document-is-cut-within-a-token": (
+            "e.offsets[tokens - 1][1] if len(e) > tokens",
+            "e.offsets[tokens - 1][0] if len(e) > tokens",
+        ),
+        "large-scores-overflow": (
+            "wide = np.exp(wide - wide.max(1, keepdims=True))",
+            "wide = np.exp(wide)",
+        ),
+        "all-dimensions-are-refused": (
+            "if not 1 <= dimensions <= rows.shape[1]:",
+            "if not 1 <= dimensions < rows.shape[1]:",
+        ),
+    },
+    "plugins/sources/files.py": {
+        "last-split-may-be-missing": (
+            "for i in range(1, int(total) + 1))",
+            "for i in range(1, int(total)))",
+        ),
+    },
+    "plugins/sources/hub/download.py": {
+        "name-may-leave-the-folder": (
+            'if path.is_absolute() or ".." in path.parts or',
+            "if path.is_absolute() or",
+        ),
+        "client-error-uses-the-cache": (
+            "return error.response.status_code >= 500",
+            "return error.response.status_code >= 400",
+        ),
+        "token-keeps-its-line-break": ("return found.strip()", "return found"),
+    },
+    "plugins/speculation/ngram/proposer.py": {
+        "last-run-finds-itself": (
+            "for end in range(self.indexed[row], len(tokens)):",
+            "for end in range(self.indexed[row], len(tokens) + 1):",
+        ),
+        "row-keeps-the-runs-of-the-request-before": (
+            "        if request.started:",
+            "        if request.started and not self.indexed[row]:",
+        ),
+    },
+    "plugins/stores/memory/store.py": {
+        "kept-blob-is-released": ("if found.blob != keep:", "if found.blob:"),
+        "document-lives-at-its-end": (
+            "document.expires > self.clock()",
+            "document.expires >= self.clock()",
+        ),
+    },
+    "plugins/stores/sqlite/store.py": {
+        "kept-blob-is-deleted": ("        if blob != document.blob:", "        if blob:"),
+        "normal-clocks-shorten-lives": (
+            "(now, now, now + CLOCK_SECONDS),",
+            "(now, now, now),",
+        ),
+    },
+    "plugins/tokenizers/pieces.py": {
+        "equal-scores-merge-backwards": (
+            "key=lambda id: (-self.scores[id], id),",
+            "key=lambda id: (-self.scores[id], -id),",
+        ),
+    },
+    "plugins/tokenizers/sentencepiece.py": {
+        "field-may-pass-the-end": (
+            "if size > len(data) - at:",
+            "if size > len(data):",
+        ),
+        "legacy-model-adds-one-space-only": (
+            '"always" if legacy else "first"',
+            '"first" if legacy else "always"',
+        ),
+    },
+}
+
+ENTRYPOINTS: Mapping[str, Mapping[str, Change]] = {
+    "entrypoints/cli/chat/repetition.py": {
+        "repetition-ends-one-token-late": (
+            "count + i + 1 >= LENGTH",
+            "count + i + 1 > LENGTH",
+        ),
+    },
+    "entrypoints/cli/config_file.py": {
+        "literal-token-is-printed": (
+            'is_public = key == "token_source" and not str(value).startswith("literal:")',
+            'is_public = key == "token_source"',
+        ),
+        "true-is-a-number": (
+            "isinstance(value, types[name]) and not isinstance(value, bool)",
+            "isinstance(value, types[name])",
+        ),
+    },
+    "entrypoints/cli/keys.py": {
+        "others-may-read-the-keys": (
+            "os.O_RDWR | os.O_CREAT, 0o600)",
+            "os.O_RDWR | os.O_CREAT, 0o644)",
+        ),
+    },
+    "entrypoints/http/body.py": {
+        "browser-may-send-any-type": (
+            'not (any_type and "origin" not in request.headers):',
+            "not any_type:",
+        ),
+    },
+    "entrypoints/http/errors.py": {
+        "retry-comes-too-early": (
+            '"retry-after": str(max(1, ceil(seconds)))',
+            '"retry-after": str(max(1, int(seconds)))',
+        ),
+    },
+    "entrypoints/http/json_scanner.py": {
+        "deepest-body-is-refused": (
+            "if len(self.names) > MAX_DEPTH:",
+            "if len(self.names) >= MAX_DEPTH:",
+        ),
+    },
+    "entrypoints/http/middleware.py": {
+        "root-opens-all-routes": (
+            'if path.endswith("/") and path != "/"]',
+            'if path.endswith("/")]',
+        ),
+        "two-keys-are-accepted": (
+            "if not given or given.count(given[0]) < len(given):",
+            "if not given:",
+        ),
+        "host-in-capitals-is-refused": (
+            'return name.lower().rstrip(".") in self.hosts',
+            'return name.rstrip(".") in self.hosts',
+        ),
+    },
+    "entrypoints/http/stream.py": {
+        "events-go-on-without-a-client": (
+            "            await self.events.aclose()",
+            "            pass",
+        ),
+    },
+    "entrypoints/operations/admission.py": {
+        "ended-request-still-counts": (
+            "        found.quota.leave()",
+            "        found.quota",
+        ),
+        "own-requests-count-as-others": (
+            "if self.rows == own.rows:",
+            "if not self.rows:",
+        ),
+    },
+    "entrypoints/operations/batch_lines.py": {
+        "background-is-accepted-in-a-batch": (
+            'for name in ("stream", "background"):',
+            'for name in ("stream",):',
+        ),
+        "cancelled-request-counts-as-run": (
+            "result.error.code in (EXPIRED, CANCELLED)",
+            "result.error.code == EXPIRED",
+        ),
+    },
+    "entrypoints/operations/batches.py": {
+        "batch-is-cancelled-while-it-finalizes": (
+            'if batch.status in ("cancelling", "finalizing"):',
+            'if batch.status == "cancelling":',
+        ),
+    },
+    "entrypoints/operations/files.py": {
+        "full-page-has-more": (
+            "return FilePage(found[: request.limit], len(found) > request.limit)",
+            "return FilePage(found[: request.limit], len(found) >= request.limit)",
+        ),
+    },
+    "entrypoints/operations/keys.py": {
+        "digests-in-capitals-are-other-keys": (
+            '{**entry, "sha256": sha256.lower()}',
+            '{**entry, "sha256": sha256}',
+        ),
+    },
+    "entrypoints/operations/quotas.py": {
+        "one-request-too-many-at-a-time": (
+            "self.usage.running >= self.concurrent:",
+            "self.usage.running > self.concurrent:",
+        ),
+        "tokens-beyond-the-reservation-are-free": (
+            "self.bucket.take(used - self.amount)",
+            "self.bucket.take(0)",
+        ),
+    },
+    "entrypoints/operations/uploads.py": {
+        "md5-in-capitals-is-refused": (
+            "digest.hexdigest() != request.md5.lower():",
+            "digest.hexdigest() != request.md5:",
+        ),
+        "part-may-be-listed-twice": (
+            "if len(set(request.part_ids)) < len(request.part_ids):",
+            "if not request.part_ids:",
+        ),
+    },
+    "entrypoints/workers/connection.py": {
+        "change-is-not-published": (
+            "if message.method not in READS:",
+            "if message.method in READS:",
+        ),
+    },
+    "entrypoints/workers/messages.py": {
+        "error-loses-its-field": (
+            "return kind(self.message, param=self.param)",
+            "return kind(self.message)",
+        ),
+    },
+    "entrypoints/workers/pool.py": {
+        "loaded-again-is-not-noticed": (
+            "        if known is not model:",
+            "        if known is None:",
+        ),
+        "worker-gets-the-admin-key": (
+            'left_out = ("api_keys", "admin_key", ',
+            'left_out = ("api_keys", ',
+        ),
+        "no-workers-are-accepted": ("    if count < 1:", "    if count < 0:"),
+    },
+}
+
+MUTANTS = tuple(
+    Mutant(name, file, old, new)
+    for files in (CORE, MODELS, PLUGINS, ENTRYPOINTS)
+    for file, changes in files.items()
+    for name, (old, new) in changes.items()
+)
