@@ -5,12 +5,14 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 WORKERS ?= 2
 WORKSTEAL := -n $(WORKERS) --dist worksteal
-PYTEST := $(BIN)/python -m pytest $(WORKSTEAL)
+SHARD ?= 1/1
+# `make test` adds the tests of what has changed since this commit: the last one of main, if it exists.
+CHANGED ?= $(shell git rev-parse --verify --quiet main 2>/dev/null)
 
 # Tests start hundreds of processes: without cached bytecode, each compiles all sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test test-slow test-all fmt lint types resolve hooks recordings wheel clean
+.PHONY: help run test test-process test-all fmt lint types resolve hooks recordings wheel clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s  %s\n", $$1, $$2}' Makefile
@@ -24,14 +26,16 @@ run: $(VENV)/run  ## install ostro in .venv and answer a prompt with the starter
 	@echo "  $(BIN)/ostro serve                                serve it on http://127.0.0.1:1234/v1"
 	@echo "  make test                                         run the tests"
 
-test: $(VENV)/test  ## run the quick tests (12 to 25 minutes on two cores)
-	$(BIN)/python tests/retry.py $(WORKSTEAL) -m "not slow and not peer and not gpu"
+test: $(VENV)/test  ## run the quick tests, and all tests of plugins that differ from CHANGED
+	$(BIN)/python tests/retry.py $(WORKSTEAL) $(if $(CHANGED),--changed $(CHANGED)) \
+	  -m "(not slow or changed) and not process and not peer and not gpu"
 
-test-slow: $(VENV)/test  ## run the slow tests (20 to 40 minutes on two cores)
-	$(PYTEST) -m "slow and not grid and not peer and not gpu"
+test-process: $(VENV)/test  ## run the tests of real servers, terminals and processes, one at a time
+	$(BIN)/python tests/retry.py -m "process and not slow and not peer"
 
-test-all: $(VENV)/test  ## run all tests that need no other engine (hours)
-	$(PYTEST) -m "not peer"
+test-all: $(VENV)/test  ## run all tests, or those of SHARD=K/N; continues after an interruption
+	$(BIN)/python tests/shards.py $(SHARD) --workers $(WORKERS)
+	[ "$(SHARD:1/%=1)" != 1 ] || .ci/second-python 1/1
 
 fmt: $(VENV)/dev  ## fix lint errors and format the code
 	$(BIN)/ruff check --fix .
@@ -39,7 +43,7 @@ fmt: $(VENV)/dev  ## fix lint errors and format the code
 
 lint: $(VENV)/dev  ## check lint and format, also of scripts and the Dockerfile
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
-	[ ! -x $(BIN)/shellcheck ] || $(BIN)/shellcheck install.sh .ci/*  # no wheel for ARM Linux
+	[ ! -x $(BIN)/shellcheck ] || $(BIN)/shellcheck install.sh $(filter-out %.py,$(wildcard .ci/*))  # no wheel for ARM Linux
 	[ ! -x $(BIN)/hadolint ] || $(BIN)/hadolint Dockerfile  # no wheel for Windows
 
 types: $(VENV)/dev  ## check types

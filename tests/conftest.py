@@ -11,6 +11,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning would slow down parallel workers
 
 # imported after the environment is set, which these libraries read on import
+import matrices
 import pytest
 import torch
 
@@ -19,12 +20,22 @@ from ostro.plugins.conformance.kernels import DEVICE, interpret  # reads the env
 interpret()
 THREADS = torch.get_num_threads()
 
+pytest_plugins = ["shards"]
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare the options of the suite."""
     parser.addoption(
         "--soak-minutes", type=float, default=60.0, help="duration of the soak in tests/load"
     )
+    parser.addoption(
+        "--changed", metavar="REF", help="mark the tests of the plugins that differ from REF"
+    )
+
+
+def pytest_configure() -> None:
+    """Collect no garbage while tests are collected, which takes a third longer with it."""
+    gc.disable()
 
 
 @pytest.fixture(autouse=True)
@@ -38,10 +49,23 @@ def pytest_collection_finish() -> None:
     """Exclude modules and tests from garbage collections, which take half a second with them."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """On a GPU, skip the tests of native kernels among those that make tensors on `DEVICE`."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark slow cases, and the tests that a change asks for. On a GPU, skip the tests of native
+    kernels among those that make tensors on `DEVICE`.
+    """
+    matrices.mark(items)
+    if ref := config.getoption("changed"):
+        from changes import changed_files, changes
+
+        from ostro.plugins.conformance.architecture import loaded_plugins
+
+        selected = changes(changed_files(ref), loaded_plugins(config))
+        for item in filter(selected.ask_for, items):
+            item.add_marker("changed")
     if DEVICE.type == "cpu":
         return
     skip = pytest.mark.skip(reason="a native kernel takes tensors of the CPU, not of the GPU")

@@ -58,6 +58,7 @@ def test_flaky_tests_are_named(tmp_path: Path) -> None:
     assert "the first run of 0" in output and output.count("the output of 0") == 2
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("sources", "words", "ran"),
     [
@@ -83,6 +84,7 @@ def test_an_error_without_a_failed_test_is_red(monkeypatch: pytest.MonkeyPatch) 
     assert retry.main([]) == 1
 
 
+@pytest.mark.process
 def test_a_crash_is_a_failure(tmp_path: Path) -> None:
     code, output = outcome(tmp_path, "def test_exit():\n    import os\n    os._exit(3)\n", GOOD)
     assert code != 0 and "FAILED twice: test_0.py::test_exit" in output, output

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+
 import pytest
 from tiny.families import REPRESENTATIVES
 
 from ostro.plugins.conformance.architecture import ArchitectureTests
 
 REPEATED = (
-    "quantized models match dequantized weights",
+    "adapter deltas reach every linear",
     "adapters match merged weights",
     "adapters on quantized weights match merged floats",
     "batch rows use only their own adapters",
     "captured loop matches eager",
+    "chunked prefill matches full prefill",
+    "every mutant fails parity",
+    "plugin is listed without importing torch",
     "preemption does not change outputs",
     "prefix cache hits do not change outputs",
+    "quantized models match dequantized weights",
     "ragged batches match single sequences",
 )
 """Quick for `REPRESENTATIVES` only: the others have the same linears, adapters and caches."""
+
+LONG: Mapping[str, Collection[str]] = {
+    "quantized models match dequantized weights": ("llama", "mixtral", "qwen3_next"),
+    "adapters on quantized weights match merged floats": ("llama", "mixtral"),
+    "batch rows use only their own adapters": ("deepseek_v2", "llama", "mixtral", "whisper"),
+    "every mutant fails parity": ("bert", "deepseek_v2", "llama", "mamba2", "whisper"),
+}
+"""Checks of a second and more, and the representatives for which they are quick."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -26,6 +40,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         family, callspec = getattr(item, "cls", None), getattr(item, "callspec", None)
         if callspec is None or family is None or not issubclass(family, ArchitectureTests):
             continue
-        represented = getattr(family, "name", "") not in REPRESENTATIVES
-        if represented and callspec.params.get("check") in REPEATED:
+        check = callspec.params.get("check")
+        if check in REPEATED and getattr(family, "name", "") not in LONG.get(
+            check, REPRESENTATIVES
+        ):
             item.add_marker("slow")

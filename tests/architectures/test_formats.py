@@ -44,9 +44,7 @@ BODY = Architecture(
 """A class of transformers that no plugin claims: it is found by what its config says."""
 
 
-SHARE = 6
-"""The slow tests of most families take one of this many formats: their linears are those of
-`REPRESENTATIVES`, which take all."""
+SLOW = pytest.mark.slow
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -61,15 +59,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         for format in formats(plugins)
     ]
     for record in tested:
-        first = sum(record.name.encode())
-        for i, format in enumerate(formats(plugins), first):
-            slow = record.name in REPRESENTATIVES or i % SHARE == 0
-            cells.append(pytest.param(record.name, format, marks=SLOW if slow else GRID))
+        cells += [pytest.param(record.name, format, marks=SLOW) for format in formats(plugins)]
     metafunc.parametrize(("grid", "format"), cells, indirect=["grid"], scope="module")
-
-
-SLOW = pytest.mark.slow
-GRID = (pytest.mark.slow, pytest.mark.grid)
 
 
 @pytest.fixture(scope="module")

@@ -37,6 +37,7 @@ class TestGemma4(ArchitectureTests):
         groups = tiny.engine().runner.blocks.groups
         assert sorted(layer for group in groups for layer in group.layers) == [0, 1, 2]
 
+    @pytest.mark.sample(2)
     @pytest.mark.parametrize(
         "rules", [f"{TABLE} = cpu:1", "model.layers.[1-5] = cpu:1", "model.layers.0 = cpu:1"]
     )

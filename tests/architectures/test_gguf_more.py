@@ -342,6 +342,7 @@ def config_of(case: Case, format: str, plugins: PluginManager) -> dict[str, Any]
     return {**(record.tiny if format == "F32" else record.wide), **case.changes}
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_states_equal_transformers(
@@ -395,6 +396,7 @@ def test_quantized_k_b_keeps_its_blocks(plugins: PluginManager, tmp_path: Path) 
     assert torch.equal(k_b.whole.save()["weight"], raw.flatten(0, 1))
 
 
+@pytest.mark.slow
 def test_float_k_b_is_written_in_blocks_along_the_files_rows(
     plugins: PluginManager, tmp_path: Path
 ) -> None:

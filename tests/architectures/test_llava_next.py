@@ -135,6 +135,7 @@ def write(folder: Path, name: str, **more: Any) -> Path:
     return folder
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", ["preprocessor_config.json", "processor_config.json"])
 @pytest.mark.parametrize("size", [*SIZES, (20000, 10), (10, 20000)], ids=str)
 def test_tiles_and_placeholders_equal_the_references(

@@ -34,6 +34,7 @@ PAIRS = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("text", PAIRS)
 @pytest.mark.parametrize("strategy", ["default", "full"])
 def test_other_texts_and_towers(plugins: PluginManager, text: str, strategy: str) -> None:

@@ -189,6 +189,7 @@ def expected(image: np.ndarray[Any, Any], crops: int) -> tuple[torch.Tensor, tup
 SIZES = [(1, 1), (336, 336), (337, 300), (500, 333), (333, 501), (90, 1300), (1300, 90), (50, 7)]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["preprocessor_config.json", "processor_config.json"])
 @pytest.mark.parametrize("crops", [1, 4, 16])
 def test_tiles_and_placeholders_equal_the_published_rule(

@@ -84,6 +84,7 @@ class TestPixtral(ArchitectureTests):
                 assert not torch.equal(seen(model), before), path
                 module.deltas.clear()
 
+    @pytest.mark.slow
     def test_quantized_models_match_dequantized_weights(self, plugins: PluginManager) -> None:
         with wide(plugins, plugins.get("architectures", "pixtral")) as made:
             for format in sample_formats(plugins, "pixtral"):
@@ -150,6 +151,7 @@ def image(height: int, width: int) -> np.ndarray[Any, Any]:
     return np.random.default_rng(1).integers(0, 256, (height, width, 3), np.uint8)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", ["preprocessor_config.json", "processor_config.json"])
 @pytest.mark.parametrize(
     "size", [(1, 1), (30, 50), (28, 28), (29, 57), (1541, 1540), (1000, 1900), (3000, 3)], ids=str

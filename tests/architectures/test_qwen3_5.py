@@ -61,6 +61,7 @@ def publish(made: Subject, root: str, *, stacked: bool) -> None:
     config.write_text(json.dumps(json.loads(config.read_text()) | published))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("stacked", [True, False])
 @pytest.mark.parametrize("root", ["model", "model.language_model"])
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe"])

@@ -47,6 +47,7 @@ def publish(made: Subject, *, stacked: bool) -> None:
     save_file(tensors, made.folder / "model.safetensors", {"format": "pt"})
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "stacked"),
     [("qwen3_5_vl", True), ("qwen3_5_moe_vl", True), ("qwen3_5_moe_vl", False)],

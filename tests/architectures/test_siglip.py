@@ -101,6 +101,7 @@ class TestSiglip(ArchitectureTests):
         with pytest.raises(RequestError, match="18 x 24 pixels"):
             seen(tiny.load().model, torch.zeros(1, 3, 18, 24))
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
     def test_quantized_models_match_dequantized_weights(
         self, plugins: PluginManager, every: bool

@@ -111,6 +111,7 @@ def memories(model: Model) -> list[Any]:
     return [module for module in model.modules() if isinstance(module, CachedLayer)]
 
 
+@pytest.mark.sample(2)
 def test_logits_equal_those_of_the_class(tiny: Body) -> None:
     loaded = tiny.load()
     name = type(tiny.reference).__name__
@@ -119,12 +120,14 @@ def test_logits_equal_those_of_the_class(tiny: Body) -> None:
     assert deviation(tiny.engine(loaded).runner.logits(tiny.prompt), tiny.expected) <= BAR
 
 
+@pytest.mark.sample(1)
 def test_logits_equal_at_small_weights(tiny: Body, plugins: PluginManager) -> None:
     with body(plugins, type(tiny.reference).__name__, std=0.02) as small:
         logits = small.engine().runner.logits(small.prompt)
         assert deviation(logits, small.expected) <= BAR
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "check",
     [
@@ -143,6 +146,7 @@ def test_the_body_conforms(tiny: Body, check: Callable[[Subject], None]) -> None
     check(tiny)
 
 
+@pytest.mark.sample(1)
 def test_every_linear_is_replaced(tiny: Body) -> None:
     model = tiny.load().model
     torchs = [
@@ -153,6 +157,7 @@ def test_every_linear_is_replaced(tiny: Body) -> None:
     assert len([m for m in model.modules() if isinstance(m, Linear)]) == len(theirs)
 
 
+@pytest.mark.sample(1)
 def test_a_tied_head_is_one_storage(tiny: Body) -> None:
     model, tied = tiny.load().model, tiny.reference.config.tie_word_embeddings
     tables = [m.storage for m in model.modules() if isinstance(m, Embedding)]
@@ -160,6 +165,7 @@ def test_a_tied_head_is_one_storage(tiny: Body) -> None:
     assert any(head is table for head in heads for table in tables) == tied
 
 
+@pytest.mark.sample(2)
 def test_windows_are_those_of_the_masks(tiny: Body) -> None:
     windows = [memory.spec.window for memory in memories(tiny.load().model)]
     expected = WINDOWS.get(type(tiny.reference).__name__, [0] * len(windows))
@@ -216,6 +222,7 @@ WINDOWED = {"window one longer": window(1), "window one shorter": window(-1)}
 SCALED = {"CohereForCausalLM", "HyperCLOVAXForCausalLM"}
 
 
+@pytest.mark.sample(1)
 def test_every_mutant_fails_parity(tiny: Body) -> None:
     name, green = type(tiny.reference).__name__, []
     known = MUTANTS | (WINDOWED if name in WINDOWS else {})

@@ -78,6 +78,7 @@ def differs(reference: Any, loaded: LoadedModel, plugins: PluginManager) -> floa
     return deviation(logits(loaded, plugins), expected)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "fields"),
     [
@@ -152,6 +153,7 @@ def test_a_stack_of_other_experts_is_rejected(plugins: PluginManager, tmp_path: 
         load(tmp_path, plugins)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("quant", ["q8_0", "q4k"])
 def test_quantized_experts_equal_those_of_a_plugin(
     quant: str, plugins: PluginManager, tmp_path: Path
@@ -201,6 +203,7 @@ def test_conv1d_weights_are_transposed(plugins: PluginManager, tmp_path: Path) -
     assert differs(reference, load(tmp_path, plugins), plugins) <= BAR
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "module", "count", "transform"),
     [

@@ -23,7 +23,7 @@ from .server import LoadedServer, serve
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.grid,  # a limit on latency needs a machine without other work
+    pytest.mark.process,  # a limit on latency needs a machine without other work
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
 ]
 CHAT, COMPLETIONS, FILES = "/v1/chat/completions", "/v1/completions", "/v1/files"

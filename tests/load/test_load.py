@@ -35,6 +35,7 @@ from .server import ROOT, LoadedServer, serve
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.process,
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
 ]
 ADAPTERS = ROOT / "plugins" / "starter" / "adapters"
@@ -90,9 +91,7 @@ def serving(tmp_path: Path, streams: int) -> Iterator[LoadedServer]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    ("streams", "seconds"), [(16, 6), pytest.param(64, 60, marks=pytest.mark.grid)]
-)
+@pytest.mark.parametrize(("streams", "seconds"), [(16, 6), (64, 60)])
 def test_streams_beside_clients_that_misbehave(tmp_path: Path, streams: int, seconds: int) -> None:
     """No fault, and nothing is held at the end that was not held before."""
     bad = streams // 16
@@ -106,7 +105,6 @@ def test_streams_beside_clients_that_misbehave(tmp_path: Path, streams: int, sec
     assert after.descriptors <= before.descriptors and after.threads <= before.threads + POOL
 
 
-@pytest.mark.grid
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("streams", "seconds"), [(16, 6), (64, 60)])
 def test_latency_beside_clients_that_misbehave(tmp_path: Path, streams: int, seconds: int) -> None:
@@ -172,7 +170,7 @@ def test_a_good_answer_after_200_clients_that_give_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("seconds", [20, pytest.param(600, marks=pytest.mark.grid)])
+@pytest.mark.parametrize("seconds", [20, 600])
 def test_ten_times_as_many_clients_as_rows(tmp_path: Path, seconds: int) -> None:
     rows, parts, outcomes = 4, 10, Outcomes()
     options = ("--max-seqs", str(rows), "--max-queue", str(4 * rows), "--store", "none")

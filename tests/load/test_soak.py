@@ -86,7 +86,7 @@ def overdue(store: Path) -> int:
         return int(database.execute(query, (before,)).fetchone()[0])
 
 
-@pytest.mark.grid
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.timeout(0)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -57,6 +57,7 @@ def outputs_of(model: Any) -> list[Tensor]:
     return [pooled, states, velocity, model.vae.decode(latents, ROWS)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_quantized_models_match_dequantized_weights(
     folder: Path, plugins: PluginManager, every: bool

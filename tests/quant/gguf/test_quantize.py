@@ -48,6 +48,7 @@ def test_the_golden_errors_are_those_of_these_weights(kind: str) -> None:
         assert squared(weight, importance) == pytest.approx(expected)
 
 
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("kind", PEER["KINDS"])
 @pytest.mark.parametrize("format", FORMATS)
 def test_errs_no_more_than_llama_cpp(format: str, kind: str) -> None:
@@ -85,6 +86,7 @@ def test_constant_blocks_are_as_exact_as_float16(format: str, constant: float) -
         assert torch.equal(made, weight)
 
 
+@pytest.mark.sample(34)
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("std", [1e-42, 1e-20, 1e-9, 1e-8, 1e-7, 1e-6, 1e-5])
 def test_small_weights_are_at_least_as_good_as_zeros(format: str, std: float) -> None:
@@ -157,6 +159,7 @@ def test_only_proportions_of_importances_matter(format: str) -> None:
     assert after(weight, format, importance)[:, :256].isfinite().all()
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_row_does_not_depend_on_the_others(format: str, monkeypatch: pytest.MonkeyPatch) -> None:
     weight, importance = random(21, 768, std=0.02), random(768).square()

@@ -132,6 +132,7 @@ def test_dequantizes_as_naive_and_saves_the_bytes(format: str, shape: tuple[int,
     assert (storage.source is None) == (format in FIELDS)
 
 
+@pytest.mark.sample(26)
 @pytest.mark.parametrize("format", ALL)
 def test_dequantizes_any_rows_and_rounds_once(
     format: str, finalize: Callable[[Blocks], None]
@@ -177,6 +178,7 @@ def test_multiplies_by_heads(format: str, finalize: Callable[[Blocks], None]) ->
     torch.testing.assert_close(storage.matmul_t(x), expected)
 
 
+@pytest.mark.sample(26)
 @pytest.mark.parametrize("format", ALL)
 def test_fuse_and_stack_keep_the_weights(format: str, finalize: Callable[[Blocks], None]) -> None:
     parts = [read(format, N, K, seed=seed) for seed in range(3)]
@@ -197,6 +199,7 @@ def test_fuse_and_stack_keep_the_weights(format: str, finalize: Callable[[Blocks
         assert close(y[row : row + 1], x[row : row + 1], truths[expert])
 
 
+@pytest.mark.sample(26)
 @pytest.mark.parametrize("format", ALL)
 def test_permutes_rows(format: str, finalize: Callable[[Blocks], None]) -> None:
     storage, truth, data = read(format, N, K)

@@ -139,6 +139,7 @@ def test_nan_and_inf_make_the_row_nan(bad: float) -> None:
     assert kernels.matmul(x, planes(bits=4, group=32)).isnan().all()
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_one_row(kind: dict[str, Any]) -> None:
     made = planes(**kind)
@@ -158,6 +159,7 @@ def test_products_of_few_rows() -> None:
     assert_near(exact, truth_of(x, made, False), 1e-5)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_dequantizes_bit_for_bit(kind: dict[str, Any]) -> None:
     made = planes(**kind, lead=(2,))
@@ -326,7 +328,6 @@ def test_choice(deterministic: bool, exact: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.grid
 @pytest.mark.parametrize("group", [16, 32, 64, 128, 384])
 @pytest.mark.parametrize("bits", WIDTHS)
 def test_grid(bits: int, group: int) -> None:

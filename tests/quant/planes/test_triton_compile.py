@@ -124,7 +124,7 @@ def recorded() -> dict[str, Any]:
 
 
 def slow_but(quick: bool) -> Any:
-    return () if quick else (pytest.mark.slow, pytest.mark.grid)
+    return () if quick else pytest.mark.slow
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,6 @@ def test_a_weight_costs_few_instructions(target: str, kind: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.grid
 @pytest.mark.parametrize("rows", [4, 8])
 @pytest.mark.parametrize("kind", BUDGETS)
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])
@@ -171,7 +170,6 @@ def test_many_rows_share_dequantized_weights() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.grid
 @pytest.mark.parametrize("target", [target.values[0] for target in targets()])
 @pytest.mark.parametrize("launch", LAUNCHES)
 @pytest.mark.parametrize("kind", SPILLING)
@@ -186,9 +184,7 @@ def test_compiles_without_spills(kind: str, launch: str, target: str) -> None:
         assert build.shared <= (160 if build.threads == 256 else 96) << 10, build.kernel
 
 
-@pytest.mark.parametrize(
-    "target", ["gfx942", pytest.param("gfx1100", marks=(pytest.mark.slow, pytest.mark.grid))]
-)
+@pytest.mark.parametrize("target", ["gfx942", pytest.param("gfx1100", marks=pytest.mark.slow)])
 def test_amd_multiplies_four_codes_at_once(target: str) -> None:
     build = launched(target, "4 bits, integer table", "matmul", 1)[-1]
     assert "v_dot4" in build.assembly and "v_perm_b32" in build.assembly
