@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help run test test-process test-all fmt lint types resolve hooks recordings wheel clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s  %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s  %s\n", $$1, $$2}' Makefile
 
 run: $(VENV)/run  ## install ostro in .venv and answer a prompt with the starter model
 	@$(BIN)/ostro run -i "What is 27 + 15?" </dev/null

@@ -5,7 +5,7 @@
 
 Shards take about the same time, by the recorded seconds of tests in `seconds.json`. A shard runs
 tests in parallel, then those marked `process` one at a time. The outcome of each test is appended
-to a file in `build/test-all` when it ends: a run of the same source skips the tests that passed.
+to a file in `build/test-all` when it ends: a run of the same source repeats only failed tests.
 At the end, a summary lists the shards and every failed test. `--record` updates `seconds.json`.
 
 The module is also the pytest plugin of `--shard`, `--results` and `--passed`.
@@ -161,8 +161,8 @@ def run(shard: str, workers: int, folder: Path) -> list[int]:
         passed = results.with_suffix(".passed")
         ended = [line["test"] for line in read(results) if line["outcome"] != "failed"]
         passed.write_text("\n".join(ended), "utf-8")
-        workers = workers if part == "parallel" else 0
-        command = [sys.executable, "-m", "pytest", "-m", marks, *arguments, "-n", str(workers)]
+        processes = workers if part == "parallel" else 0
+        command = [sys.executable, "-m", "pytest", "-m", marks, *arguments, "-n", str(processes)]
         command += ["--shard", shard, "--results", str(results), "--passed", str(passed)]
         codes.append(subprocess.run(command, cwd=ROOT, check=False).returncode)
     return codes

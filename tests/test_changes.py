@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -87,9 +88,25 @@ def test_other_files_ask_for_nothing() -> None:
     assert not selected.ask_for(item("tests/core/nn/test_rope.py"))
 
 
-def test_changed_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    if not Path(ROOT, ".git").exists():
-        pytest.skip("a copy without a history")
-    assert "no-such-file" not in changed_files("HEAD")
+def test_changed_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of later commits, of the working tree, and new ones that git does not ignore."""
+
+    def git(*arguments: str) -> None:
+        author = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
+        subprocess.run(["git", *author, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    monkeypatch.setattr("changes.ROOT", tmp_path)
+    for name in ("same", "committed", "edited"):
+        (tmp_path / name).write_text("1")
+    (tmp_path / ".gitignore").write_text("ignored")
+    git("init", "-b", "base")
+    git("add", ".")
+    git("commit", "-m", "first")
+    git("checkout", "-b", "work")
+    (tmp_path / "committed").write_text("2")
+    git("commit", "-am", "second")
+    for name in ("edited", "new", "ignored"):
+        (tmp_path / name).write_text("2")
+    assert sorted(changed_files("base")) == ["committed", "edited", "new"]
     with pytest.raises(pytest.UsageError, match=r"--changed no-such-ref: .*no-such-ref"):
         changed_files("no-such-ref")
