@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
+import ssl
 from collections.abc import Generator
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -19,6 +21,10 @@ import torch
 from ostro.plugins.conformance.kernels import DEVICE, interpret  # reads the environment
 
 interpret()
+
+# Each client of httpx would read the certificates of the machine again, which takes 60 ms.
+ssl.create_default_context = functools.cache(ssl.create_default_context)
+
 THREADS = torch.get_num_threads()
 
 pytest_plugins = ["shards"]

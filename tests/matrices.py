@@ -3,13 +3,13 @@
 Of a kernel's cases, a pairwise cover is quick: every two values of different parameters occur
 together, if they do in any case. Triton's interpreter is slow: of the cases that it runs, those are
 quick in which every value occurs. Compiling takes a second: one case of a test is quick. Of a test
-marked `@pytest.mark.sample(N)`, N cases are.
+marked `@pytest.mark.sample(N)`, N cases are, which differ in as many parameters as possible.
 """
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from itertools import combinations
 from zlib import crc32
@@ -42,6 +42,19 @@ def cover(cases: Sequence[Collection[Value]], strength: int) -> set[int]:
     return chosen
 
 
+def spread(cases: Sequence[Collection[Value]], count: int) -> set[int]:
+    """The indices of `count` cases in which every value occurs about as often as the others of its
+    parameter. Takes the case whose values have occurred least, then the next.
+    """
+    occurrences = Counter[Value]()
+    left = list(range(len(cases)))
+    while left and len(cases) - len(left) < count:
+        index = min(left, key=lambda index: sum(occurrences[value] for value in cases[index]))
+        occurrences.update(cases[index])
+        left.remove(index)
+    return {*range(len(cases))} - {*left}
+
+
 def interpreted(test: str) -> bool:
     """Whether Triton's interpreter runs this test, judged by its name."""
     name = test.rpartition("::")[2]
@@ -62,9 +75,9 @@ def mark(items: Sequence[pytest.Item]) -> None:
     for (test, triton), cases in tests.items():
         # In an order without meaning, so that the quick cases are spread over all values.
         cases.sort(key=lambda item: crc32(item.nodeid.encode()))
-        sample = cases[0].get_closest_marker("sample")
-        if sample is not None:
-            quick = set(range(*sample.args))
+        marker = cases[0].get_closest_marker("sample")
+        if marker is not None:
+            quick = spread([values(item) for item in cases], *marker.args)
         elif test.startswith(KERNELS) and compiles(test):
             quick = {0}
         elif test.startswith(KERNELS):

@@ -75,7 +75,10 @@ OTHERS: Mapping[str, Sequence[str]] = {
         "tests/plugins/tokenizers",
         "tests/plugins/pipelines/test_text.py",
     ],
-    "entrypoints/http/body.py": ["tests/entrypoints/http/test_bodies.py"],
+    "entrypoints/http/body.py": [
+        "tests/entrypoints/http/test_bodies.py",
+        "tests/plugins/apis/ollama/test_routes.py",
+    ],
     "entrypoints/http/json_scanner.py": ["tests/entrypoints/http/test_bodies.py"],
     "entrypoints/http/middleware.py": [
         "tests/entrypoints/http/test_access.py",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import combinations, product
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from matrices import cover, mark
+from matrices import cover, mark, spread
 
 SIZES = {"dtype": 3, "shape": 4, "mode": 2, "module": 3}
 CASES = [
@@ -37,6 +38,20 @@ def test_what_never_occurs_is_not_needed() -> None:
 def test_one_parameter_and_none() -> None:
     assert cover([[("a", "0")], [("a", "1")], [("a", "1")]], 2) == {0, 1}
     assert cover([], 2) == set()
+
+
+def test_a_sample_has_every_value_about_as_often() -> None:
+    chosen = [CASES[index] for index in spread(CASES, 12)]
+    occurrences = Counter(value for case in chosen for value in case)
+    assert len(chosen) == 12
+    for name, size in SIZES.items():
+        counts = [occurrences[name, str(value)] for value in range(size)]
+        assert max(counts) - min(counts) <= 1, counts
+
+
+@pytest.mark.parametrize("count", [0, 2, 3])
+def test_a_sample_has_no_more_cases_than_there_are(count: int) -> None:
+    assert len(spread([[("a", "0")], [("a", "0")]], count)) == min(count, 2)
 
 
 class Case(SimpleNamespace):

@@ -56,6 +56,7 @@ def pytest_run(folder: Path, *arguments: str) -> str:
     ).stdout.splitlines()[-1]
 
 
+@pytest.mark.process
 def test_a_run_continues(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "test_x.py").write_text(TESTS)

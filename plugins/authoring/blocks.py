@@ -71,9 +71,13 @@ def uses() -> dict[str, list[str]]:
     for file in sorted(architectures.rglob("*.py")):
         family = file.relative_to(architectures).parts[0]
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
-            if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "nn":
+            if isinstance(node, ast.Attribute) and is_nn(node.value):
                 found.setdefault(node.attr, set()).add(family)
     return {name: sorted(families) for name, families in found.items()}
+
+
+def is_nn(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id == "nn"
 
 
 def room(name: str) -> Path:

@@ -193,7 +193,7 @@ def test_the_sound_is_that_of_the_processor(model: Model, dia: Dia, truth: Truth
         assert float((sound - theirs).abs().max()) <= 1e-4
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
@@ -211,7 +211,7 @@ def test_other_guidance(
     assert unlike(written(model, text(seed), **ours), expected) == 0
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("mutant", list(mutants()), ids=lambda mutant: mutant.name)
 def test_every_mutant_fails_parity(
     mutant: Mutant, plugins: PluginManager, truth: Truth, faint_truth: Truth
@@ -222,6 +222,7 @@ def test_every_mutant_fails_parity(
     assert max(against.deviations(spoiled).values()) >= RED
 
 
+@pytest.mark.slow
 def test_faint_weights_are_as_in_transformers(plugins: PluginManager, faint_truth: Truth) -> None:
     found = faint_truth.deviations(load(faint_truth.dia.folder, plugins))
     assert max(found.values()) <= BAR, found
@@ -266,7 +267,7 @@ def test_every_linear_gets_the_sequence_of_each_row(dia: Dia, plugins: PluginMan
     assert seen == linears.keys()
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("rules", ["model.decoder.layers.1 = cpu:1", "layers = cpu:1"])
 def test_a_model_on_two_devices_says_the_same(
     dia: Dia, model: Model, plugins: PluginManager, rules: str

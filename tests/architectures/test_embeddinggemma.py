@@ -136,6 +136,7 @@ def reference() -> Any:
     return made
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("prompt", [None, "query", "document"])
 @torch.inference_mode()
 def test_vectors_of_a_folder(

@@ -37,7 +37,7 @@ class TestGemma4(ArchitectureTests):
         groups = tiny.engine().runner.blocks.groups
         assert sorted(layer for group in groups for layer in group.layers) == [0, 1, 2]
 
-    @pytest.mark.sample(2)
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize(
         "rules", [f"{TABLE} = cpu:1", "model.layers.[1-5] = cpu:1", "model.layers.0 = cpu:1"]
     )
@@ -55,6 +55,7 @@ class TestGemma4(ArchitectureTests):
         ):
             tiny.load(placement="model.layers.4 = cpu:1")
 
+    @pytest.mark.slow
     def test_auto_keeps_layers_that_share_keys_together(self, tiny: Subject) -> None:
         """Layers 1, 3 and 4 use one cache, layers 2 and 5 another one."""
         splits = set()

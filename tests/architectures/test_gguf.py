@@ -220,7 +220,7 @@ def loaded(file: Path, plugins: PluginManager, **settings: Any) -> Any:
     return load_model(file, asked, plugins)
 
 
-@pytest.mark.sample(30)
+@pytest.mark.sample(15)
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("case", CASES)
 def test_logits_equal_transformers(

@@ -342,7 +342,7 @@ def config_of(case: Case, format: str, plugins: PluginManager) -> dict[str, Any]
     return {**(record.tiny if format == "F32" else record.wide), **case.changes}
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_states_equal_transformers(

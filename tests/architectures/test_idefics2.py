@@ -24,6 +24,7 @@ class TestIdefics2(ImageTests):
     name = "idefics2"
     prompted = staticmethod(prompted)
 
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize(
         "change",
         [
@@ -101,7 +102,7 @@ def image(height: int, width: int) -> np.ndarray[Any, Any]:
     return np.random.default_rng(1).integers(0, 256, (height, width, 3), np.uint8)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("split", [True, False])
 @pytest.mark.parametrize("name", ["preprocessor_config.json", "processor_config.json"])
 @pytest.mark.parametrize(

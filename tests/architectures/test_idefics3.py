@@ -113,7 +113,7 @@ def image(height: int, width: int) -> np.ndarray[Any, Any]:
     return np.random.default_rng(1).integers(0, 256, (height, width, 3), np.uint8)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("split", [True, False])
 @pytest.mark.parametrize("name", ["preprocessor_config.json", "processor_config.json"])
 @pytest.mark.parametrize("size", SIZES, ids=str)

@@ -86,7 +86,7 @@ def off(made: Subject, loaded: LoadedModel) -> float:
     )
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 def test_a_folder_of_both_takes_media(
     made: Subject, plugins: PluginManager, tmp_path: Path
 ) -> None:

@@ -60,6 +60,7 @@ def separate(name: str, tensor: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("change", [None, turn, separate])
 def test_stacked_and_separate_experts_are_read(plugins: PluginManager, change: Any) -> None:
     with subject(plugins, "qwen3_vl_moe") as made:

@@ -43,6 +43,7 @@ def test_the_stored_sweep_has_every_class() -> None:
     assert set(CLASSES) == set(causal_classes())
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "result"),
     [("OPTForCausalLM", RIGHT), ("BloomForCausalLM", REFUSED), ("MambaForCausalLM", REFUSED)],

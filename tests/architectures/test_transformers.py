@@ -111,7 +111,7 @@ def memories(model: Model) -> list[Any]:
     return [module for module in model.modules() if isinstance(module, CachedLayer)]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 def test_logits_equal_those_of_the_class(tiny: Body) -> None:
     loaded = tiny.load()
     name = type(tiny.reference).__name__
@@ -127,7 +127,7 @@ def test_logits_equal_at_small_weights(tiny: Body, plugins: PluginManager) -> No
         assert deviation(logits, small.expected) <= BAR
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "check",
     [
@@ -165,7 +165,7 @@ def test_a_tied_head_is_one_storage(tiny: Body) -> None:
     assert any(head is table for head in heads for table in tables) == tied
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 def test_windows_are_those_of_the_masks(tiny: Body) -> None:
     windows = [memory.spec.window for memory in memories(tiny.load().model)]
     expected = WINDOWS.get(type(tiny.reference).__name__, [0] * len(windows))
@@ -242,6 +242,7 @@ def test_an_unclaimed_class_is_loaded_as_a_body(plugins: PluginManager) -> None:
         assert line in made.load(arch=None).explain
 
 
+@pytest.mark.slow
 def test_a_class_with_a_plugin_equals_it(plugins: PluginManager) -> None:
     with body(plugins, "LlamaForCausalLM") as made:
         ours = made.load(arch=None)

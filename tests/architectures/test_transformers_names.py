@@ -78,7 +78,7 @@ def differs(reference: Any, loaded: LoadedModel, plugins: PluginManager) -> floa
     return deviation(logits(loaded, plugins), expected)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "fields"),
     [
@@ -114,6 +114,7 @@ def test_renamed_single_experts_load(plugins: PluginManager, tmp_path: Path) -> 
     assert differs(reference, load(tmp_path, plugins), plugins) <= BAR
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("key", ["experts.3.up_proj.weight", "experts.0.down_proj.weight"])
 def test_a_missing_expert_is_named(key: str, plugins: PluginManager, tmp_path: Path) -> None:
     make(MIXTURE, tmp_path)
@@ -167,6 +168,7 @@ def test_quantized_experts_equal_those_of_a_plugin(
     assert deviation(logits(body, plugins), logits(ours, plugins)) <= BAR
 
 
+@pytest.mark.slow
 def test_experts_of_an_fp8_checkpoint_load(plugins: PluginManager, tmp_path: Path) -> None:
     make("PhimoeForCausalLM", tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
@@ -203,7 +205,7 @@ def test_conv1d_weights_are_transposed(plugins: PluginManager, tmp_path: Path) -
     assert differs(reference, load(tmp_path, plugins), plugins) <= BAR
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "module", "count", "transform"),
     [
@@ -248,6 +250,7 @@ def test_a_hostile_padding_id_is_rejected_or_right(
     assert differs(reference, loaded, plugins) <= BAR
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("scale", [True, False])
 def test_embeddings_keep_their_scale(scale: bool, plugins: PluginManager, tmp_path: Path) -> None:
     sizes = {"d_model": 64, "decoder_layers": 2, "decoder_attention_heads": 4}

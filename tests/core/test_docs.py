@@ -110,16 +110,19 @@ def test_environment_variables_are_documented_and_read_in_one_file() -> None:
     for variable in env.VARIABLES:
         assert f"`{variable}`" in pages
     for file in python_files():
-        if file.name == "env.py":
+        source = file.read_text()
+        if file.name == "env.py" or "OSTRO_" not in source:
             continue
-        for word in constants(ast.parse(file.read_text())):
+        for word in constants(ast.parse(source)):
             assert not re.fullmatch(r"OSTRO_[A-Z_]+", word), (
                 f"{file}: {word} belongs in core/env.py"
             )
 
 
 def test_kinds_that_nothing_asks_for_say_so() -> None:
-    calls = [c for f in python_files() for c in ast.walk(ast.parse(f.read_text())) if asks(c)]
+    sources = [file.read_text() for file in python_files()]
+    sources = [text for text in sources if any(f'"{kind}"' in text for kind in KINDS)]
+    calls = [call for text in sources for call in ast.walk(ast.parse(text)) if asks(call)]
     asked = {call.args[0].value for call in calls}  # type: ignore[attr-defined]
     for kind in KINDS:
         [section] = [text for head, text in sections().items() if head.startswith(f"ostro_{kind}(")]

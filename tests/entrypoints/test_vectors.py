@@ -122,6 +122,7 @@ def test_requests_select_adapters(bert: tuple[LocalModel, Any], tmp_path: Path) 
         model.load_adapter("a", tmp_path)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("task", ["embed", "rerank", "classify"])
 def test_adapters_change_every_answer(task: str, tmp_path: Path) -> None:
     kind = "BertModel" if task == "embed" else "BertForSequenceClassification"

@@ -179,6 +179,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_read_is_what_peft_adds(case: str, tmp_path: Path, read: Read) -> None:
     make, config = CASES[case]

@@ -210,7 +210,7 @@ def test_a_weight_of_unknown_place_asks_for_an_ordering() -> None:
         numbered(["a", "b"], 2, {"a": 0})
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("family", ["Llama", "Qwen3", "Phi3", "Gemma2", "Phi", "Starcoder2"])
 @pytest.mark.filterwarnings("ignore::UserWarning:peft")
 def test_weights_are_numbered_as_peft_numbers_them(family: str, tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def truth(flux: Any, request: Drawing) -> tuple[Tensor, Tensor]:
 REQUESTS: Mapping[str, Drawing] = {"text": TEXT, "image": IMAGE}
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("asked", list(REQUESTS.values()), ids=list(REQUESTS))
 @pytest.mark.parametrize("kind", ["dev", "schnell"])
 def test_the_same_seed_draws_the_same_image(
@@ -105,7 +105,7 @@ def truths(dev: Any) -> dict[str, tuple[Tensor, Tensor]]:
     return {kind: truth(dev, asked) for kind, asked in REQUESTS.items()}
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("mutant", list(mutants()), ids=lambda mutant: mutant.name)
 def test_every_mutant_fails_parity(
     mutant: Mutant, dev: Any, truths: dict[str, tuple[Tensor, Tensor]]

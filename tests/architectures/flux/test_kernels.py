@@ -57,6 +57,7 @@ def test_sums_stay_within_float16(module: Any) -> None:
     assert bool((total == torch.finfo(torch.float16).max).all())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("target", targets())
 @pytest.mark.parametrize("name", ARGUMENTS)

@@ -39,6 +39,7 @@ def reference(source: str, messages: Messages, **how: Any) -> str | None:
 
 
 class TestTemplates:
+    @pytest.mark.sample(21)
     def test_prompts_are_those_of_transformers(self, source: str) -> None:
         template = ChatTemplate(source, tokens=TOKENS)
         ours, theirs = {}, {}
@@ -54,6 +55,7 @@ class TestTemplates:
         assert ours == theirs
         assert any(theirs.values())
 
+    @pytest.mark.sample(14)
     def test_parts_of_text_read_as_the_text(self, source: str) -> None:
         template = ChatTemplate(source, tokens=TOKENS)
         parts = [

@@ -52,6 +52,12 @@ def keys(*tokens: int) -> list[bytes]:
     return chain
 
 
+def test_a_key_depends_on_the_rows_of_media() -> None:
+    root = seed_key("model")
+    media = [(b"a", 0, 0)], [(b"b", 0, 0)], [(b"a", 1, 0)], [(b"a", 0, 1)]
+    assert len({next_key(root, [1], media=each) for each in media}) == len(media)
+
+
 def test_keys_depend_on_all_tokens_before_them() -> None:
     assert keys(1, 2, 3, 4, 5, 6, 7, 8)[1] != keys(1, 2, 3, 9, 5, 6, 7, 8)[1]
     assert seed_key("a", "b") != seed_key("ab", "")

@@ -96,7 +96,7 @@ def outputs(llama: Subject) -> str:
     return done.stdout
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bug", BUGS)
 def test_the_error_names_the_module(bug: str, dtype: str, outputs: str) -> None:

@@ -50,7 +50,7 @@ def rounded(cache: Tensor, dtype: torch.dtype) -> Tensor:
     return widen(*narrow(cache, dtype))
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(2)
 @TYPES
 @pytest.mark.parametrize("name", ["llama", *MIXED])
 def test_only_the_rounding_differs(plugins: PluginManager, name: str, type: str) -> None:
@@ -100,6 +100,7 @@ def test_wrong_scales_are_detected(mild: Subject, type: str, change: Change) -> 
     assert off(mild.answer(engine), mild.answer(mild.engine())) > 3 * BOUNDS[type]
 
 
+@pytest.mark.sample(1)
 @TYPES
 def test_deterministic_logits_do_not_depend_on_the_batch(llama: Subject, type: str) -> None:
     prompts = [llama.prompt[:n] for n in (1, 7, 17, 33, 50)]

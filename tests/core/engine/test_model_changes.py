@@ -144,6 +144,7 @@ def test_a_reload_reads_the_files_again(driven: Driven) -> None:
     assert driven.answer("after") == before
 
 
+@pytest.mark.slow
 def test_requantize_is_a_load_in_other_formats(driven: Driven) -> None:
     driven.submit("long", count=LONG)
     driven.step()
@@ -178,6 +179,7 @@ def test_an_unloaded_model_ends_its_requests_and_is_freed(
         driven.command("unload", "b")
 
 
+@pytest.mark.slow
 def test_an_abort_lets_an_unloaded_model_go(driven: Driven, folders: list[Path]) -> None:
     driven.result(driven.command("load", "b", spec=spec(folders[1], "b")))
     driven.submit("long", "b", count=LONG)
@@ -189,6 +191,7 @@ def test_an_abort_lets_an_unloaded_model_go(driven: Driven, folders: list[Path])
     assert not driven.engine.busy
 
 
+@pytest.mark.slow
 def test_the_last_model_may_go_and_come_back(driven: Driven, folders: list[Path]) -> None:
     before = driven.answer("before")
     assert driven.result(driven.command("unload", "default")).models == {}
@@ -300,6 +303,7 @@ def test_a_model_that_does_not_fit_is_refused_before_its_weights_are_read(
     assert len(driven.answer("b", "b")) == 12
 
 
+@pytest.mark.slow
 def test_two_loads_of_one_name_follow_each_other(driven: Driven, folders: list[Path]) -> None:
     both = [driven.command("load", "b", spec=spec(folders[1], "b")) for _ in range(2)]
     for id in both:

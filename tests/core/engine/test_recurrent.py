@@ -37,7 +37,7 @@ def run(engine: Engine, *requests: TokenRequest) -> dict[tuple[str, int], list[i
     return generated
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("length", [BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5])
 def test_greedy_tokens_match_the_reference(tiny: Subject, engine_of: Build, length: int) -> None:
     """20 tokens after the prompt: decoding crosses one or two block boundaries."""
@@ -49,6 +49,7 @@ def test_greedy_tokens_match_the_reference(tiny: Subject, engine_of: Build, leng
     assert engine.stats().blocks_used == 0
 
 
+@pytest.mark.sample(1)
 def test_a_common_prefix_resumes_from_a_cached_state(tiny: Subject, engine_of: Build) -> None:
     beginning = tiny.prompt[: 3 * BLOCK]
     first, second = [*beginning, *tiny.prompt[:7]], [*beginning, *tiny.prompt[9:20]]
@@ -60,6 +61,7 @@ def test_a_common_prefix_resumes_from_a_cached_state(tiny: Subject, engine_of: B
     assert generated["second", 0] == tiny.reference_tokens(second, 12)
 
 
+@pytest.mark.sample(1)
 def test_the_next_turn_resumes_from_the_last_full_block(tiny: Subject, engine_of: Build) -> None:
     prompt = tiny.prompt[: BLOCK + 3]
     engine = engine_of(tiny)
@@ -70,6 +72,7 @@ def test_the_next_turn_resumes_from_the_last_full_block(tiny: Subject, engine_of
     assert answer == tiny.reference_tokens(turn, 12)
 
 
+@pytest.mark.sample(1)
 def test_a_prefix_without_a_cached_state_is_computed_again(tiny: Subject, engine_of: Build) -> None:
     """A step of three blocks caches one state, at its end."""
     engine = engine_of(tiny)
@@ -80,6 +83,7 @@ def test_a_prefix_without_a_cached_state_is_computed_again(tiny: Subject, engine
     assert generated == tiny.reference_tokens(shorter, 12)
 
 
+@pytest.mark.sample(1)
 def test_every_chunk_of_a_long_prompt_caches_a_state(tiny: Subject, engine_of: Build) -> None:
     engine = engine_of(tiny, rows=BLOCK)
     run(engine, ask("first", tiny.prompt))
@@ -89,7 +93,7 @@ def test_every_chunk_of_a_long_prompt_caches_a_state(tiny: Subject, engine_of: B
     assert generated == tiny.reference_tokens(shorter, 12)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("rows", [5, BLOCK, 23])
 def test_chunks_with_decodes_match_the_reference(
     tiny: Subject, engine_of: Build, rows: int
@@ -109,6 +113,7 @@ def test_preemption_does_not_change_outputs(tiny: Subject, engine_of: Build) -> 
     assert crowded.stats().blocks_used == 0
 
 
+@pytest.mark.sample(1)
 def test_choices_share_one_prompt(tiny: Subject, engine_of: Build) -> None:
     prompt = tiny.prompt[: 2 * BLOCK + 5]
     engine = engine_of(tiny)
@@ -120,6 +125,7 @@ def test_choices_share_one_prompt(tiny: Subject, engine_of: Build) -> None:
     assert generated["a", 0] != generated["a", 1]
 
 
+@pytest.mark.sample(1)
 def test_abort_releases_every_block_at_once(tiny: Subject, engine_of: Build) -> None:
     engine = engine_of(tiny, rows=20)
     for id in "abc":

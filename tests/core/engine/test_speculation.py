@@ -91,7 +91,7 @@ def speculating(engine: Engine, proposer: Any) -> Speculation:
     return speculation
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("replay", [False, True])
 @pytest.mark.parametrize("wrong", [10**9, 5, 2, 1])
 def test_answers_are_the_same_with_drafts(tiny: Subject, wrong: int, replay: bool) -> None:
@@ -114,6 +114,7 @@ def test_answers_are_the_same_with_drafts(tiny: Subject, wrong: int, replay: boo
     assert engine.stats().blocks_used == 0
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("blocks", [9, 18])
 def test_answers_are_the_same_under_preemption(llama: Subject, blocks: int) -> None:
     requests = requests_of(llama)
@@ -169,6 +170,7 @@ def test_masks_see_the_tokens_and_drafts_in_order(llama: Subject) -> None:
             wanted = run(engine, requests)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "rules", [{"repetition_penalty": 1.1}, {"min_tokens": LENGTH, "ignore_eos": False}]
 )

@@ -65,6 +65,7 @@ def run(
 every_client = pytest.mark.parametrize("make", [make_process, make_thread, make_local])
 
 
+@pytest.mark.sample(2)
 @every_client
 def test_a_driver_answers_during_a_read_without_further_passes(
     make: Callable[[], AsyncEngine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -273,6 +273,7 @@ def test_not_before_it_is_ready() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "kind", ["ConfigError", "InsufficientMemory", "CheckpointError", "PickleRefused", "Unsupported"]
 )
@@ -350,6 +351,7 @@ def gone(pid: int) -> bool:
     return state == "Z"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("busy", [False, True])
 def test_the_child_dies(busy: bool) -> None:
     async def test(engine: AsyncEngine) -> None:

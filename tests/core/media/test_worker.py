@@ -115,6 +115,7 @@ def test_a_process_prepares_what_is_prepared_here(
             assert np.array_equal(array.numpy(), other.arrays[name].numpy())
 
 
+@pytest.mark.process
 def test_large_arrays_stay_in_shared_memory_until_read_or_lost(make: Make) -> None:
     before = len(leaked_shared_memory())
     prompt = good(make(), LARGE)
@@ -129,6 +130,7 @@ def test_large_arrays_stay_in_shared_memory_until_read_or_lost(make: Make) -> No
     assert len(leaked_shared_memory()) == before
 
 
+@pytest.mark.process
 def test_the_worker_process_is_reused(make: Make) -> None:
     shop = make()
     good(shop)
@@ -141,6 +143,7 @@ def test_the_worker_process_is_reused(make: Make) -> None:
         good(shop)
 
 
+@pytest.mark.process
 def test_closing_does_not_wait(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     shop = make()
     good(shop)
@@ -191,6 +194,7 @@ def test_a_rejected_request_leaves_the_next_working(
     assert (shop.pid == first) == survives
 
 
+@pytest.mark.process
 def test_what_libraries_print_is_no_reply(make: Make) -> None:
     assert good(make(), hostile("chatter")).items[0].rows == 15
 
@@ -207,6 +211,7 @@ def test_a_slow_worker_is_killed(make: Make, monkeypatch: pytest.MonkeyPatch) ->
     assert good(shop) == expected
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("data", [SMALL, bytes(1 << 20)], ids=["read", "write"])
 def test_a_process_that_stands_still_is_killed(
     make: Make, monkeypatch: pytest.MonkeyPatch, data: bytes
@@ -223,6 +228,7 @@ def test_a_process_that_stands_still_is_killed(
     assert good(shop).items
 
 
+@pytest.mark.process
 def test_a_process_that_was_killed_meanwhile_is_replaced(make: Make) -> None:
     shop = make()
     expected = good(shop)
@@ -233,10 +239,12 @@ def test_a_process_that_was_killed_meanwhile_is_replaced(make: Make) -> None:
     assert good(shop) == expected
 
 
+@pytest.mark.process
 def test_a_config_of_any_size_reaches_the_process(make: Make) -> None:
     assert good(make(names=["x" * 100] * 5000)).items
 
 
+@pytest.mark.process
 def test_refusals_keep_their_kind(make: Make, folder: Path, raw: dict[str, Any]) -> None:
     shop = make()
     for sources, kind, said in (

@@ -210,6 +210,7 @@ def check(case: Case, *, deterministic: bool = False, **given: Any) -> None:
     torch.testing.assert_close(got, want, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.sample(3)
 @features
 @pytest.mark.parametrize("shape", [MIXED, DECODE], ids=["mixed", "decode"])
 def test_triton_equals_naive(shape: Any, given: dict[str, Any]) -> None:
@@ -223,7 +224,7 @@ def test_fixed_equals_naive(shape: Any, given: dict[str, Any]) -> None:
     check(ragged(*shape, window=given.get("window", 0)), deterministic=True, **given)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("shape", [MIXED, DECODE], ids=["mixed", "decode"])
 @pytest.mark.parametrize(
     ("heads", "kv", "d", "dv"),
@@ -249,6 +250,7 @@ def test_triton_latent(queries: int) -> None:
     check(case)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("page", "window"),
     [
@@ -263,6 +265,7 @@ def test_triton_pages(page: int, window: int) -> None:
     check(ragged(*DECODE, page=page, window=window), window=window)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.float8_e4m3fn])
 def test_triton_casts_the_cache(stored: torch.dtype) -> None:
     check(ragged(*MIXED, dtype=torch.float16, cache_dtype=stored))
@@ -276,6 +279,7 @@ def test_triton_splits_decode(lengths: list[int]) -> None:
     check(case, sinks=per_head())
 
 
+@pytest.mark.slow
 def test_triton_takes_bounds_beyond_the_batch() -> None:
     """A captured launch has the bounds of its bucket and a table of that width."""
     for queries, lengths in (MIXED, DECODE):

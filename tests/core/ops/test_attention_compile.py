@@ -82,6 +82,7 @@ def test_nothing_spills(target: str, d: int, queries: int) -> None:
     assert not {"U8", "S8", "U16", "S16"} & builds[0].loads.keys(), "keys are loaded element-wise"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", targets())
 @pytest.mark.parametrize("d", [pytest.param(64, marks=pytest.mark.slow), 128, 256])
 @pytest.mark.parametrize("queries", [1, 512], ids=["decode", "prefill"])
@@ -122,6 +123,7 @@ def test_heads_below_16_compile(queries: int) -> None:
     check(compiled("sm_90", queries, d=8, heads=4, kv=2, dtype=torch.float32, features=False))
 
 
+@pytest.mark.slow
 def test_prefill_and_decode_share_their_arithmetic_where_the_result_is_fixed() -> None:
     """The same float instructions in the loop, so that a row's bits cannot depend on the launch."""
 

@@ -98,6 +98,7 @@ PAIRS = [("in a row", float("nan")), ("shuffled", float("inf")), ("far apart", 7
 """Layouts of blocks and the values outside of them: pairs, not the product."""
 
 
+@pytest.mark.sample(20)
 @MODULES
 @pytest.mark.parametrize(("how", "fill"), PAIRS)
 @pytest.mark.parametrize("features", FEATURES)
@@ -110,6 +111,7 @@ def test_float32(module: ModuleType, name: str, features: str, how: str, fill: f
     check(module, case, 1e-5, **asked)
 
 
+@pytest.mark.sample(20)
 @MODULES
 @pytest.mark.parametrize("features", FEATURES)
 @pytest.mark.parametrize("name", BATCHES)

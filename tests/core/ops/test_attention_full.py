@@ -88,7 +88,7 @@ def by_definition(name: str, window: int) -> Tensor:
     return torch.stack(rows)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
 @pytest.mark.parametrize("host", [True, False], ids=["host lists", "device alone"])
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "all": {"window": 20, "softcap": 3.0, "sinks": SINKS, "alibi": SINKS.abs() / 4},
 }
 BATCHES = {
-    "mixed": ([3, 1, 40, 1, 2, 0], [3, 20, 52, 0, 33, 0]),
+    "mixed": ([3, 1, 19, 1, 2, 0], [3, 20, 35, 0, 33, 0]),
     "decode": ([1] * 4, [1, 70, 0, 33]),
     "one": ([1], [300]),
 }
@@ -135,7 +135,7 @@ def test_the_naive_twin_reads_what_elements_stand_for(
     assert torch.equal(naive.attention(q, k, v, batch, scale, **given), want)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @ALL
 @TYPES
 @pytest.mark.parametrize(
@@ -152,6 +152,7 @@ def test_kernels_equal_naive(
     check(kernel, make(name, dtype, window=given.get("window", 0)), **given)
 
 
+@pytest.mark.sample(2)
 @PAIRS
 @pytest.mark.parametrize(
     "shape",
@@ -192,6 +193,7 @@ def test_narrow_floats(
     check(kernel, make(name, dtype, floats=floats))
 
 
+@pytest.mark.sample(2)
 @PAIRS
 @pytest.mark.parametrize("host", [True, False], ids=["host lists", "device alone"])
 @pytest.mark.parametrize("window", [24, pytest.param(0, marks=pytest.mark.slow)])
@@ -219,7 +221,7 @@ def test_values_far_from_one_keep_their_digits_in_float16(dtype: torch.dtype) ->
         assert (got - want).abs().max() <= 1e-3 * want.abs().max()
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @PAIRS
 @pytest.mark.parametrize("change", ["of another token", "swapped", "none for k", "none for v"])
 def test_scales_make_a_difference(
@@ -243,16 +245,16 @@ def test_scales_make_a_difference(
 def test_rows_one_by_one_are_the_same_alone_and_in_chunks(dtype: torch.dtype) -> None:
     """`test_attention.py` asks the same of the fixed Triton kernel."""
     q, k, v, batch, scale = make("mixed", dtype)
-    want = rowwise.attention(q, k, v, batch, scale)[4:44]
-    for start, end in ((0, 40), (0, 16), (16, 39), (39, 40)):
+    want = rowwise.attention(q, k, v, batch, scale)[4:23]
+    for start, end in ((0, 19), (0, 16), (16, 18), (18, 19)):
         bounds = torch.tensor([0, end - start], dtype=torch.int32, device=DEVICE)
         alone = replace(
             batch,
             table=batch.table[2:3],
             starts=bounds,
-            lengths=bounds[1:] + 12 + start,
+            lengths=bounds[1:] + 16 + start,
             max_queries=end - start,
-            max_length=12 + end,
+            max_length=16 + end,
             host=None,
         )
         got = rowwise.attention(q[4 + start : 4 + end], k, v, alone, scale)

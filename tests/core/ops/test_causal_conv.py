@@ -73,6 +73,7 @@ def test_pieces_are_the_whole(width: int, act: str) -> None:
     torch.testing.assert_close(torch.stack(said), expected)
 
 
+@pytest.mark.sample(10)
 @MODULES
 @pytest.mark.parametrize("act", ["", "silu"])
 @pytest.mark.parametrize(("channels", "width"), [(1, 2), (16, 3), (37, 4), (300, 3), (20, 1)])

@@ -65,7 +65,7 @@ def is_slow(module: ModuleType, name: str, shape: tuple[int, ...]) -> bool:
     return module is triton and name.startswith("prompt") and shape in SHAPES[2:]
 
 
-@pytest.mark.sample(16)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("module", "name", "shape"),
     [
@@ -88,6 +88,7 @@ def test_delta_rule(module: ModuleType, name: str, shape: tuple[int, int, int, i
     torch.testing.assert_close(ours[7], theirs[7], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sample(1)
 @MODULES
 def test_delta_rule_of_halves_rounds_once(module: ModuleType) -> None:
     ours, theirs = (arguments("mixed", 2, 4, 24, 16, torch.float16) for _ in range(2))
@@ -97,6 +98,7 @@ def test_delta_rule_of_halves_rounds_once(module: ModuleType) -> None:
     torch.testing.assert_close(ours[7], theirs[7], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("rows", [32, 64])
 def test_chunks_of_any_length(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if DEVICE.type == "cpu":
@@ -108,6 +110,7 @@ def test_chunks_of_any_length(rows: int, monkeypatch: pytest.MonkeyPatch) -> Non
     torch.testing.assert_close(ours[7], theirs[7], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sample(1)
 @MODULES
 @pytest.mark.parametrize("keys", ["any", "one"])
 def test_gates_at_their_ends(keys: str, module: ModuleType) -> None:
@@ -127,6 +130,7 @@ def test_gates_at_their_ends(keys: str, module: ModuleType) -> None:
     torch.testing.assert_close(ours[7], theirs[7], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_rows_of_bfloat16() -> None:
     ours, theirs = (arguments("prompts", 2, 4, 24, 16, torch.bfloat16) for _ in range(2))
     y, expected = both(triton, ours, theirs)
@@ -200,6 +204,7 @@ def test_compiles_without_spills(name: str, target: str) -> None:
         assert build.shared <= 64 << 10, f"{build.kernel}: {build.shared >> 10} KiB"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])
 def test_a_chunk_takes_fewer_instructions(target: str) -> None:
     """Per row and element of a state; what goes row by row takes at least eight."""

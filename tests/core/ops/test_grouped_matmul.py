@@ -65,6 +65,7 @@ def test_naive() -> None:
     assert y.tolist() == [[3.0], [-1.0], [12.0]]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "dtype", [torch.float32, pytest.param(torch.float16, marks=pytest.mark.slow)], ids=str
 )

@@ -65,6 +65,7 @@ def test_kernels_write_the_bits_of_the_naive_twin(
     assert same(mine[0], truth[0]) and same(mine[1], truth[1])
 
 
+@pytest.mark.sample(2)
 @TYPES
 @pytest.mark.parametrize("module", [naive, triton, native], ids=["naive", "triton", "native"])
 def test_chunks_write_the_bits_of_the_whole(module: ModuleType, dtype: torch.dtype) -> None:

@@ -56,6 +56,7 @@ BATCHES = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "shape",
     [
@@ -154,6 +155,7 @@ def test_compiles_without_spills(queries: int, heads: int, target: str) -> None:
     assert not {"U8", "S8", "U16", "S16"} & build.loads.keys(), "latents are loaded element-wise"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])
 @pytest.mark.parametrize(("heads", "most"), [(16, 224), (128, 144)])
 def test_a_latent_is_read_once(heads: int, most: int, target: str) -> None:

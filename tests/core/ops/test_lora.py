@@ -177,6 +177,7 @@ def test_native(case: Case, dtype: torch.dtype) -> None:
     assert_equals_naive(native.lora, make(case, dtype, CPU))
 
 
+@pytest.mark.sample(3)
 @DTYPES
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_triton_by_tiles(case: Case, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,6 +185,7 @@ def test_triton_by_tiles(case: Case, dtype: torch.dtype, monkeypatch: pytest.Mon
     assert_equals_naive(triton.lora, make(case, dtype, DEVICE))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.t <= 19])
 def test_triton_by_rows(name: str) -> None:
     assert_equals_naive(triton.lora, make(CASES[name], torch.float16, DEVICE))
@@ -197,6 +199,7 @@ def test_triton_beyond_every_block(dtype: torch.dtype, monkeypatch: pytest.Monke
     assert_equals_naive(triton.lora, make(case, dtype, DEVICE))
 
 
+@pytest.mark.slow
 def test_triton_sums_alike_for_any_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     given = make(CASES["experts"], torch.float16, DEVICE)
     few = given.run(triton.lora)

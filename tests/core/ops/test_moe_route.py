@@ -192,6 +192,7 @@ def test_too_small_groups_are_filled_from_other_groups(
     torch.testing.assert_close(weights[0], logits.softmax(-1)[0, chosen[0]])
 
 
+@pytest.mark.sample(4)
 @MODULES
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("experts", MANY)
@@ -210,6 +211,7 @@ def test_kernels_equal_naive(
         torch.testing.assert_close(weights.cpu(), expected[1], rtol=2e-5, atol=1e-7)
 
 
+@pytest.mark.sample(4)
 # the interpreter's maximum over nothing but NaN
 @pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning")
 @ALL
@@ -251,6 +253,7 @@ def test_rules_that_do_not_fit(
         module.route(torch.zeros(2, 8, device=device), RoutingRule(2)._replace(**fields))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("rows", "top", "count"), [(1, 1, 1), (5, 2, 3), (7, 8, 60), (65, 6, 160), (0, 4, 8), (3, 0, 8)]
 )

@@ -145,6 +145,7 @@ def test_uniform_is_splitmix() -> None:
     assert naive.uniform(seeds, positions).tolist() == expected
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize(("rows", "vocabulary"), [(2, 1), (3, 5), (3, 1000), (2, 5001)])
 def test_triton(rows: int, vocabulary: int, name: str) -> None:
@@ -164,6 +165,7 @@ def threshold_kernel(logits, out, n, top, scale, limit, KEY: tl.constexpr, BLOCK
     tl.store(out, least)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["count", "typical", "mass"])
 def test_triton_finds_the_very_same_thresholds(kind: str) -> None:
     torch.manual_seed(5)
@@ -181,6 +183,7 @@ def test_triton_finds_the_very_same_thresholds(kind: str) -> None:
         assert least.item() == naive.threshold(key, weights, limit).item(), share
 
 
+@pytest.mark.sample(1)
 @MODULES
 def test_equal_logits_stay_or_go_together(module: ModuleType) -> None:
     n = 6 if module is triton else 2000
@@ -191,6 +194,7 @@ def test_equal_logits_stay_or_go_together(module: ModuleType) -> None:
         assert drawn == {0, 1, 2, 3} or (module is triton and drawn < {0, 1, 2, 3}), rules
 
 
+@pytest.mark.sample(1)
 @MODULES
 def test_a_rows_draw_does_not_depend_on_the_batch(module: ModuleType) -> None:
     torch.manual_seed(3)
@@ -220,6 +224,7 @@ def test_temperature_zero_takes_the_first_of_the_largest(module: ModuleType, gre
     assert tokens.tolist() == [40, 0]
 
 
+@pytest.mark.sample(1)
 @MODULES
 def test_bad_logits_stay_within_the_vocabulary(module: ModuleType) -> None:
     logits = torch.randn(3, 20, device=DEVICE)

@@ -58,6 +58,7 @@ def both(module: ModuleType, ours: list[object], theirs: list[object]) -> tuple[
 MODULES = pytest.mark.parametrize("module", [triton, native], ids=["triton", "native"])
 
 
+@pytest.mark.sample(6)
 @MODULES
 @pytest.mark.parametrize(
     "shape", [(4, 16, 2, 24), (3, 5, 3, 7), (2, 20, 1, 128), (1, 2, 1, 600)], ids=str
@@ -70,6 +71,7 @@ def test_scan(module: ModuleType, name: str, shape: tuple[int, int, int, int]) -
     torch.testing.assert_close(ours[8], theirs[8], rtol=1e-4, atol=5e-6)
 
 
+@pytest.mark.sample(1)
 @MODULES
 @pytest.mark.parametrize("limit", [(0.0, math.inf), (0.3, 0.5)])
 def test_scan_of_halves_rounds_once(module: ModuleType, limit: tuple[float, float]) -> None:
@@ -81,6 +83,7 @@ def test_scan_of_halves_rounds_once(module: ModuleType, limit: tuple[float, floa
     torch.testing.assert_close(ours[8], theirs[8], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("rows", [32, 64])
 def test_chunks_of_any_length(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if DEVICE.type == "cpu":
@@ -104,6 +107,7 @@ def test_some_rows_forget_all_and_others_nothing(module: ModuleType) -> None:
     torch.testing.assert_close(ours[8], theirs[8], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_rows_of_bfloat16() -> None:
     ours, theirs = (arguments("prompts", 4, 16, 2, 24, torch.bfloat16) for _ in range(2))
     y, expected = both(triton, ours, theirs)
@@ -111,6 +115,7 @@ def test_rows_of_bfloat16() -> None:
     torch.testing.assert_close(ours[8], theirs[8], rtol=2e-3, atol=2e-3)
 
 
+@pytest.mark.slow
 def test_long_sequences_alone_go_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = BATCHES["prompts"][0]
     monkeypatch.setattr(triton, "advance", lambda *given: None)
@@ -191,6 +196,7 @@ def test_states_too_large_for_chunks_compile_row_by_row(n: int, dtype: torch.dty
     assert steps.spills == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])
 def test_a_chunk_takes_fewer_instructions(target: str) -> None:
     """Per row and element of a state; what goes row by row takes at least six."""

@@ -47,7 +47,7 @@ OFFLOADED = [
 ]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("name", "rules"), OFFLOADED)
 def test_weights_that_rest_in_host_memory_say_the_same(
     made: Made, device: SimulatedDevice, name: str, rules: str

@@ -48,7 +48,7 @@ PLACED = [
 ]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("name", "rules"), PLACED)
 def test_a_model_on_two_devices_says_the_same(
     made: Made, device: SimulatedDevice, name: str, rules: str
@@ -63,7 +63,7 @@ def test_a_model_on_two_devices_says_the_same(
     assert device.moves
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("replay", [False, True])
 @pytest.mark.parametrize(("name", "rules"), [PLACED[i] for i in (0, 5, 7, 10)])
 def test_ragged_batches_say_what_they_say_on_one_device(
@@ -135,6 +135,7 @@ def test_a_layer_remembers_on_its_own_device(made: Made, device: SimulatedDevice
         assert group.kind.view(0, None).k.device == group.kind.device  # type: ignore[arg-type]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "rules", "there", "back", "lasting"),
     [

@@ -42,6 +42,7 @@ def file(request: pytest.FixtureRequest) -> Path:
 
 
 class TestVectors:
+    @pytest.mark.sample(3)
     def test_ids_are_those_of_the_reference(self, file: Path) -> None:
         tokenizer = vocabulary(file)
         wrong = [
@@ -52,6 +53,7 @@ class TestVectors:
         assert len(vectors(file)) > 40
         assert not wrong
 
+    @pytest.mark.sample(3)
     def test_text_round_trips(self, file: Path) -> None:
         if "bert" in file.name:
             pytest.skip("WordPiece loses case and spaces")
@@ -85,6 +87,7 @@ class TestVectors:
             assert id not in tokenizer.encode(text, special=False)
             assert id in tokenizer.encode(text, special=False, parse_special=True)
 
+    @pytest.mark.sample(2)
     def test_the_time_is_not_quadratic(self, file: Path) -> None:
         tokenizer = vocabulary(file)
         for text in ("a" * 200_000, " " * 100_000, "<|" * 50_000, "1" * 100_000):

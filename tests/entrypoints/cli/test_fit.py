@@ -98,7 +98,7 @@ def engine(loaded: Callable[..., LoadedModel], plugins: PluginManager) -> Callab
     return call
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "formats"),
     [
@@ -172,6 +172,7 @@ def test_a_tied_head_reads_the_embedding(
     assert held == 320 * 64 * 8.5 / 8
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", ["auto", "int8", "fp8"])
 @pytest.mark.parametrize("name", ["llama", "mixtral", "mamba2"])
 def test_estimated_cache_sizes_match_the_engine(

@@ -152,7 +152,7 @@ CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", CASES)
 def test_it_says_what_the_adapter_says(
     case: str, bases: Any, tune: Tune, ostro: Ostro, tmp_path: Path

@@ -36,7 +36,7 @@ def quantize(source: Path, folder: Path, *more: str) -> Path:
     return file
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["q8_0", "q4_0", "iq4_nl", "mxfp4"])
 def test_it_is_what_quantizing_at_load_gives(name: str, source: Path, tmp_path: Path) -> None:
     file = quantize(source, tmp_path / "out", "--quant", name)
@@ -110,6 +110,7 @@ def test_several_formats_go_to_folders_of_their_own(source: Path, tmp_path: Path
     assert found == ["q4_0/tiny-q4_0.gguf", "q8_0/tiny-q8_0.gguf"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["q8_0", "f8q8", "q4_0"])
 def test_a_uqff_folder_is_what_quantizing_at_load_gives(name: str, tmp_path: Path) -> None:
     folder = make_model(tmp_path / "tiny")
@@ -138,6 +139,7 @@ def test_uqff_is_not_made_of_a_gguf_file(source: Path, tmp_path: Path, capsys: A
     assert "--to gguf" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_search_of_a_budget_shows_its_stages(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 from ostro.core.engine.request import TokenLogprobs, TokenOutput, TokenRequest
+from ostro.plugins.pipelines.text.best import mean_logprob
 
 
 def test_the_default_length_is_16(server: Any) -> None:
@@ -55,6 +57,16 @@ def test_best_of(server: Any, monkeypatch: Any) -> None:
     many = server.complete(["xy", "zw"], best_of=3, logprobs=1, max_tokens=1).json()
     assert [(c["index"], c["text"]) for c in many["choices"]] == [(0, "b"), (1, "b")]
     assert many["choices"][0]["logprobs"]["token_logprobs"] == [-1.0]
+
+
+def test_a_choice_is_not_worse_because_it_is_longer() -> None:
+    choices: dict[str, Any] = {
+        "long": SimpleNamespace(logprob=-3.0, tokens=3),
+        "short": SimpleNamespace(logprob=-2.0, tokens=1),
+        "empty": SimpleNamespace(logprob=0.0, tokens=0),
+    }
+    ranks = sorted(choices, key=lambda name: mean_logprob(choices[name]), reverse=True)
+    assert ranks == ["long", "short", "empty"]
 
 
 def test_best_of_is_checked(server: Any) -> None:

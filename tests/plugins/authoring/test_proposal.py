@@ -50,7 +50,7 @@ CLASSES = (
 )
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("cls", CLASSES)
 def test_every_class_gives_a_clean_project(cls: str, plugin: Plugin, tmp_path: Path) -> None:
     ran = plugin("new", "mine", "--from", f"transformers:{cls}", "-o", tmp_path / "p")
@@ -93,6 +93,7 @@ def test_marks_name_the_very_lines_that_are_not_llamas(plugin: Plugin, tmp_path:
     assert "clip_qkv: float | None = None" in model and '"clip_qkv": None' in model
 
 
+@pytest.mark.slow
 def test_a_family_that_is_llama_differs_in_nothing() -> None:
     llama = find("transformers:LlamaForCausalLM")
     assert differences(llama, llama) == []

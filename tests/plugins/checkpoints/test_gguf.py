@@ -314,6 +314,7 @@ def test_a_vocabulary_takes_a_constant_number_of_lines_per_token(write: Write) -
     assert lines[0] < lines[1] < 4 * lines[0]
 
 
+@pytest.mark.process
 def test_a_large_vocabulary_needs_no_torch(tmp_path: Path) -> None:
     def strings(key: bytes, words: list[str]) -> bytes:
         packed = [string(word.encode()) for word in words]

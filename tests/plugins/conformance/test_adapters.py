@@ -68,7 +68,7 @@ def fuses_parts_the_wrong_way(patch: Patch) -> None:
     patch.setattr(delta, "part_slice", swapped)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "spoil", "check"),
     [

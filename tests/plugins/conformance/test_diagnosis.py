@@ -318,6 +318,7 @@ def find(seeded: Seeded) -> None:
     assert bool(named) is (seeded.undone_by is not None), str(found)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("seeded", QUICK.values(), ids=QUICK)
 def test_a_bug_is_found(seeded: Seeded) -> None:
     find(seeded)

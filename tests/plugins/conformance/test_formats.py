@@ -116,6 +116,7 @@ def test_the_grid_is_green(llama: Subject, mixtral: Subject) -> None:
     assert assert_grid(mixtral, "afq4") > 10 * formats.SAME
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "change"),
     [("llama", wrong_matmul), ("llama", wrong_rows), ("mixtral", wrong_grouped)],

@@ -147,6 +147,7 @@ def begin(name: str, kind: Any, choice: Any) -> str:
     return kind.answer[0] + "Hi. " + "".join(kind.answer[1:]) + kind.begins[0]
 
 
+@pytest.mark.sample(28)
 @pytest.mark.parametrize("special", [True, False])
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_a_call_that_is_required(parsers: Mapping[str, Parser], name: str, special: bool) -> None:

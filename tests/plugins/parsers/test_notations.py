@@ -39,6 +39,7 @@ def test_every_notation_has_an_output(parsers: Mapping[str, Parser]) -> None:
     assert {*OUTPUTS} == {*parsers}
 
 
+@pytest.mark.sample(28)
 @pytest.mark.parametrize("controls", [True, False])
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_an_output_is_read_wherever_it_is_cut(
@@ -59,6 +60,7 @@ def everything(found: Parsed) -> str:
     return found.text + found.reasoning + "".join(name + text for name, text in found.calls)
 
 
+@pytest.mark.sample(14)
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_an_output_that_is_cut_off_loses_nothing(parsers: Mapping[str, Parser], name: str) -> None:
     output, _ = output_of(name, controls=False)

@@ -112,6 +112,7 @@ def test_one_parser_matches_a_template(parsers: Mapping[str, Parser], name: str)
         assert (found or ["generic"]) == [WITHOUT_CALLS[name]]
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("name", SOURCES)
 def test_what_a_template_writes_is_read(parsers: Mapping[str, Parser], name: str) -> None:
     kind, calls = kind_of(SOURCES[name], parsers), 0
@@ -137,6 +138,7 @@ def test_an_output_is_read_wherever_it_is_cut(parsers: Mapping[str, Parser], nam
             return
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("name", SOURCES)
 def test_markers_in_arguments_are_text(parsers: Mapping[str, Parser], name: str) -> None:
     hidden = MARKED.replace("<", HIDDEN).replace("[", "(")

@@ -218,6 +218,7 @@ def server(folder: Path, adapter: Path) -> Iterator[RunningServer]:
         yield running
 
 
+@pytest.mark.process
 def test_http_gives_the_same_output(server: RunningServer, expected: np.ndarray) -> None:
     path, asked = "/v1/audio/speech", {"input": TEXT, "voice": "S1", **ASKED}
     answer = server.post(path, **asked, response_format="wav")
@@ -260,6 +261,7 @@ def test_http_gives_the_same_output(server: RunningServer, expected: np.ndarray)
     assert again.content == answer.content
 
 
+@pytest.mark.process
 def test_the_client_speaks(server: RunningServer, expected: np.ndarray) -> None:
     call: dict[str, Any] = {"input": TEXT, "model": "dia", "extra_body": ASKED}
 
@@ -286,6 +288,7 @@ def test_the_client_speaks(server: RunningServer, expected: np.ndarray) -> None:
     assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
 
 
+@pytest.mark.process
 def test_http_lists_voices(server: RunningServer) -> None:
     assert server.get("/v1/audio/voices").json() == {"voices": ["S1", "S2"]}
     assert server.get("/v1/audio/voices?model=dia").json() == {"voices": ["S1", "S2"]}

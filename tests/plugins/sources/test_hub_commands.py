@@ -86,6 +86,7 @@ def test_an_interrupted_pull_says_how_to_continue(
     assert "run the command again" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_progress_is_shown_on_terminals_only(hub: Hub, gguf: bytes, tmp_path: Path) -> None:
     hub.models[SPACE] = {"tiny-Q8_0.gguf": gguf}
     outputs = []
@@ -136,6 +137,7 @@ def test_rm_deletes_one_revision(
     assert row["revisions"] == [pulled.parent.name] and pulled.exists()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [

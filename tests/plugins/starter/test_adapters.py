@@ -310,6 +310,7 @@ def test_an_adapter_loads_with_peft_and_changes_the_answers(name: str) -> None:
     assert all(one != other for one, other in zip(plain, replies, strict=True))
 
 
+@pytest.mark.slow
 @needs_files
 @peft_warns
 @torch.no_grad()

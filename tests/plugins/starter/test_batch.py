@@ -47,6 +47,7 @@ def mixtures(model: LocalModel) -> list[Mixture]:
     return [model.mixture(scales, tokens) for scales in ASKED]
 
 
+@pytest.mark.slow
 def test_the_template_of_an_only_adapter_is_used(starter: LocalModel, tmp_path: Path) -> None:
     folder = copytree(FOLDERS["adapter"]["starter/pirate"], tmp_path / "own")
     (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
@@ -59,6 +60,7 @@ def test_the_template_of_an_only_adapter_is_used(starter: LocalModel, tmp_path: 
     starter.unload_adapter("own")
 
 
+@pytest.mark.slow
 def test_a_mixture_is_the_same_where_its_members_are_there_already(starter: LocalModel) -> None:
     """They lie otherwise as members: each part of a fused linear for itself."""
     tokens = starter.encode(QUESTION)

@@ -11,6 +11,7 @@ from tiny.vocabularies import TEXTS, WORDS, write
 from ostro.core.errors import TokenizerError
 from ostro.core.tokenizer import load_tokenizer
 from ostro.plugins.tokenizers.gguf import tokenizer_from_gguf
+from ostro.plugins.tokenizers.pieces import Kind, Pieces
 
 
 @pytest.fixture(scope="session")
@@ -109,3 +110,9 @@ class TestSentencePiece:
         write(tmp_path / "tokenizer_config.json", tokenizer_class="XLMRobertaTokenizer")
         with pytest.raises(TokenizerError, match="XLMRobertaTokenizer assigns ids"):
             load_tokenizer(tmp_path)
+
+
+def test_of_merges_with_equal_scores_the_first_token_wins() -> None:
+    texts, scores = ["a", "b", "ab", "ba", "bb"], [0.0, 0.0, -1.0, -1.0, -0.5]
+    pieces = Pieces(texts=texts, scores=scores, kinds=[Kind.NORMAL] * 5, source="test")
+    assert pieces.merges() == [("b", "b"), ("a", "b"), ("b", "a")]

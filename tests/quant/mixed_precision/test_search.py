@@ -103,6 +103,7 @@ def test_a_budget_is_spent_without_excess(searched: tuple[LoadedModel, list[Stag
     assert "--topology with these formats does not repeat" in outcome
 
 
+@pytest.mark.slow
 def test_a_budget_is_spent_if_the_float_model_cannot_run(
     llama: Subject, plugins: PluginManager
 ) -> None:
@@ -138,6 +139,7 @@ def test_an_interrupted_search_gives_the_formats_chosen_so_far(
     assert 4.5 <= spent / sum(weight.count for weight in planned.formats) <= 5.0
 
 
+@pytest.mark.slow
 def test_the_command_prints_them_as_json_and_exits_with_130(
     llama: Subject, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,7 @@ def assert_equals_naive(call: Call, given: tuple[Tensor, Tensor, Tensor, Tensor]
     torch.testing.assert_close(y.double(), truth, rtol=rtol, atol=1e-3 if half else 2e-4)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "dtype", [torch.float32, pytest.param(torch.float16, marks=pytest.mark.slow)], ids=str
 )
@@ -103,6 +104,7 @@ def test_choice(device: str, dtype: torch.dtype, deterministic: bool, kernel: st
     assert Op(naive.GROUPED).select(target).kernel.name == kernel
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", targets())
 @pytest.mark.parametrize(
     ("dtype", "rows"), [(torch.bfloat16, 8), (torch.bfloat16, 4096), (torch.float32, 8)], ids=str

@@ -101,6 +101,7 @@ def assert_near(ours: Tensor, theirs: Tensor, *, edge: float = EDGE) -> None:
     )
 
 
+@pytest.mark.sample(48)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("group", [16, 32, 96, 480])
 @pytest.mark.parametrize("bits", WIDTHS)

@@ -139,7 +139,7 @@ def test_nan_and_inf_make_the_row_nan(bad: float) -> None:
     assert kernels.matmul(x, planes(bits=4, group=32)).isnan().all()
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_one_row(kind: dict[str, Any]) -> None:
     made = planes(**kind)
@@ -189,6 +189,7 @@ def test_tiles_in_parts() -> None:
     assert_near(y, truth_of(x, made, False), 4e-3)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["4 bits, super scales", "6 bits"])
 def test_wide_tiles(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tuned = tiles.Tuning(block_m=16, wide_m=32, wide_n=32, wide_cells=1)
@@ -211,6 +212,7 @@ def test_many_rows_are_multiplied_dense(monkeypatch: pytest.MonkeyPatch) -> None
     assert_near(exact, truth_of(x, made, False), 1e-5)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("runs", [[2, 0, 1], [3, 0, 15]], ids=["few", "many"])
 @pytest.mark.parametrize("name", ["4 bits, super scales", "8 bits, float table"])
 def test_experts(name: str, runs: list[int]) -> None:

@@ -127,6 +127,7 @@ def slow_but(quick: bool) -> Any:
     return () if quick else pytest.mark.slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "kind"),
     [
@@ -152,6 +153,7 @@ def test_the_table_of_costs_holds(target: str, kind: str, rows: int) -> None:
     assert cost(target, kind, rows) <= table[target][kind][str(rows)] * 1.05
 
 
+@pytest.mark.slow
 def test_hopper_takes_dequantized_weights_from_registers() -> None:
     build = launched("sm_90", "4 bits, super scales", "matmul_exact", 64)[-1]
     products = [line for line in build.loop if line.startswith("HGMMA")]

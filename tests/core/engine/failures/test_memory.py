@@ -79,7 +79,7 @@ def test_errors_of_cuda_for_want_of_memory_are_known(text: str, is_memory: bool)
     assert is_out_of_memory(RuntimeError(text)) == is_memory
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [0, 1])
 def test_a_small_step_is_tried_once_more(llama: Subject, engine_of: Build, at: int) -> None:
     """After one error no request fails. What is only cached has been freed by then."""

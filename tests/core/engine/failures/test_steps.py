@@ -29,7 +29,7 @@ from ostro.core.failure import Failures
 from ostro.plugins.conformance.parity import Subject, greedy
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("error", "calls", "message"),
     [
@@ -178,7 +178,7 @@ def spots(engine: Engine) -> dict[str, tuple[Any, str]]:
     }
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "spot", ["draw", "view", "needs_block", "grow", "plan", "launched", "publish", "remove"]
 )

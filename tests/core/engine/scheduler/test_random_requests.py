@@ -28,7 +28,7 @@ SETTINGS = {
 }
 
 
-@pytest.mark.sample(32)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("lag", [0, 1])
 @pytest.mark.parametrize("kinds", SETTINGS)
 @pytest.mark.parametrize("seed", range(12))

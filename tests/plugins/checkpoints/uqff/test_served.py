@@ -77,6 +77,7 @@ def test_a_mixture_of_families(plugins: PluginManager, tmp_path: Path) -> None:
         assert answers(tiny, folder, tmp_path / "plain") <= NOISE
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("said", ["adjacent", "half_split"])
 @torch.inference_mode()
 def test_rows_in_gguf_order_are_read(said: str, plugins: PluginManager, tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def cut_off(layers: Sequence[Entry], at: int) -> Iterator[Entry]:
     raise KeyboardInterrupt
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("at", range(8))
 def test_a_run_that_was_cut_off_goes_on(at: int, entries: Make, tmp_path: Path) -> None:
     whole = put(tmp_path / "whole", entries(["q4k"] * 7), limit=8000)

@@ -101,6 +101,7 @@ def test_a_long_sound_gives_the_segments_of_the_reference(pair: Pair) -> None:
     assert found.duration == 4.3 and found.text == "".join(s.text for s in found.segments).strip()
 
 
+@pytest.mark.slow
 def test_windows_of_thirty_seconds(tmp_path: Path) -> None:
     pair = Pair(tmp_path, 3, seconds=30)
     found = pair.compare(sound(75), {"task": "transcribe"})
@@ -108,6 +109,7 @@ def test_windows_of_thirty_seconds(tmp_path: Path) -> None:
     pair.ours.close()
 
 
+@pytest.mark.sample(1)
 def test_a_short_sound_is_one_window(pair: Pair) -> None:
     how = {"task": "transcribe", "language": "en"}
     found = pair.compare(sound(0.6, 4), how, language="en")
@@ -123,7 +125,7 @@ def test_the_language_and_task_are_selected(pair: Pair) -> None:
     assert other.segments[0].tokens != found.segments[0].tokens
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("follow", [False, True])
 def test_a_prompt_and_earlier_text_come_before_a_window(pair: Pair, follow: bool) -> None:
     words = pair.ours.pipeline("transcribe").model.tokenizer.encode(" Ada", special=False)
@@ -245,6 +247,7 @@ def test_a_model_without_a_generation_config_is_known_by_its_tokenizer(tmp_path:
     ]
 
 
+@pytest.mark.slow
 def test_a_file_says_what_its_samples_say(tiny: LocalModel, tmp_path: Path) -> None:
     samples, data = sound(2.2, 8), io.BytesIO()
     soundfile.write(data, samples, 16000, format="WAV", subtype="FLOAT")

@@ -99,7 +99,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Pair
     made.ours.close()
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("seconds", "seed"), [(4.3, 0), (0.6, 4), (2.51, 1)])
 def test_token_times_are_those_of_the_reference(pair: Pair, seconds: float, seed: int) -> None:
     samples = sound(seconds, seed)
@@ -118,7 +118,7 @@ def test_the_context_of_a_window_is_not_aligned(pair: Pair) -> None:
     assert pair.found(samples, language="en", prompt="Ada", follow=True) == expected
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 def test_adapters_change_the_alignment(pair: Pair) -> None:
     samples, how = sound(2.2, 3), {"task": "transcribe", "language": "en"}
     found = pair.found(samples, language="en", adapters=["accent"])
@@ -227,7 +227,7 @@ def test_words_have_no_punctuation_around_them() -> None:
     assert group_words([(b" a", 0, 1), (b"\xe4", 1, 2)], "en")[-1].word == "a"
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 def test_other_formats_and_logprobs_do_not_change(pair: Pair) -> None:
     samples = sound(4.3)
     plain = pair.ours.transcribe(samples, logprobs=True, **PLAIN)
