@@ -630,8 +630,8 @@ PLUGINS: Mapping[str, Mapping[str, Change]] = {
     },
     "plugins/apis/ranking/routes.py": {
         "full-unit-counts-twice": (
-            "search_units=-(-len(body.documents) // DOCUMENTS_PER_UNIT)",
-            "search_units=len(body.documents) // DOCUMENTS_PER_UNIT + 1",
+            "return -(-documents // DOCUMENTS_PER_UNIT)",
+            "return documents // DOCUMENTS_PER_UNIT + 1",
         ),
         "both-names-of-a-field-are-accepted": (
             "    if len(given) != 1:",

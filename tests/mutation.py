@@ -3,9 +3,9 @@
 Usage: python tests/mutation.py [--only NAME,...] [--mark EXPR] [--jobs N] [--report FILE.json]
 
 Each job has a copy of the tracked files, as they are in the working tree. A mutant is killed if a
-test fails or cannot be imported, or if the tests exceed `SECONDS`. A mutant that survives shows a
-gap in the tests, unless it changes nothing that can be observed: then replace it. The tests of the
-unchanged copy are not run: `make test` must pass before.
+test fails or cannot be imported, if the tests crash, or if they exceed `SECONDS`. A mutant that
+survives shows a gap in the tests, unless it changes nothing that can be observed: then replace it.
+The tests of the unchanged copy are not run: `make test` must pass before.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def check_mutant(mutant: Mutant, copy: Path, mark: str) -> Outcome:
                 result, test = "timeout", selected
                 break
             done.append(selected)
-            if code in (FAILED, BROKEN):
+            if code in (FAILED, BROKEN) or code < 0:  # below 0: a signal, as after a crash
                 named = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", text, re.MULTILINE)
                 result, test = "killed", named[-1] if named else selected
                 break

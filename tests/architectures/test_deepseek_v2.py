@@ -3,8 +3,10 @@
 import pytest
 import torch
 
+from ostro.architectures.deepseek_v2 import TINY
+from ostro.architectures.deepseek_v2.model import Config
 from ostro.architectures.deepseek_v2.transposed import TransposedHeads, TransposedStorage
-from ostro.core.errors import CheckpointError
+from ostro.core.errors import CheckpointError, ConfigError
 from ostro.plugins.conformance.architecture import ArchitectureTests
 from ostro.quant.dense.storage import Dense
 
@@ -13,6 +15,14 @@ HEADS, ROWS, K = 3, 5, 7
 
 class TestDeepseekV2(ArchitectureTests):
     name = "deepseek_v2"
+
+
+@pytest.mark.parametrize("best", [-1, 3])
+def test_the_best_groups_are_at_most_all_groups(best: int) -> None:
+    grouped = {**TINY, "n_group": 2, "topk_method": "group_limited_greedy"}
+    assert Config.from_hf({**grouped, "topk_group": 2}).best_groups == 2
+    with pytest.raises(ConfigError, match="topk_group"):
+        Config.from_hf({**grouped, "topk_group": best})
 
 
 def test_a_transposed_storage_computes_as_the_weight() -> None:

@@ -12,7 +12,7 @@ import torch
 from transformers import WhisperFeatureExtractor
 
 from ostro.architectures.whisper import TINY
-from ostro.architectures.whisper.alignment import median
+from ostro.architectures.whisper.alignment import combine, median
 from ostro.architectures.whisper.inputs import Inputs
 from ostro.architectures.whisper.model import Config
 from ostro.core.errors import ConfigError, RequestError
@@ -156,3 +156,11 @@ def test_a_median_of_few_values_reflects_no_end_that_is_not_there(tokens: int) -
     smooth = median(x, 7)
     assert smooth.shape == x.shape
     assert torch.equal(smooth, x) is (tokens <= 3)
+
+
+def test_weights_are_standardized_over_the_tokens() -> None:
+    weights = torch.rand(2, 3, 7)
+    centered = weights - weights.mean(1, keepdim=True)
+    standard = centered / (centered**2).mean(1, keepdim=True).sqrt()
+    torch.testing.assert_close(combine(weights, 1), standard.mean(0))
+    assert torch.equal(combine(weights[:, :1], 1), torch.zeros(1, 7))

@@ -78,9 +78,7 @@ async def cohere_rerank(request: Request) -> Response:
         ],
         meta=schema.CohereMeta(
             api_version=schema.CohereVersion(),
-            billed_units=schema.CohereUnits(
-                search_units=-(-len(body.documents) // DOCUMENTS_PER_UNIT)
-            ),
+            billed_units=schema.CohereUnits(search_units=search_units(len(body.documents))),
             tokens=schema.CohereTokens(input_tokens=found.tokens),
         ),
         adapter_generations=UNSET if found.generations is None else found.generations,
@@ -138,6 +136,11 @@ async def pooling(request: Request) -> Response:
 def pack(row: Any) -> str:
     """Return the numbers [d] of a row as base64 of float32."""
     return base64.b64encode(np.asarray(row, "<f4").tobytes()).decode()
+
+
+def search_units(documents: int) -> int:
+    """Return the units that Cohere bills: one for each hundred documents that are begun."""
+    return -(-documents // DOCUMENTS_PER_UNIT)
 
 
 def texts_of(documents: Sequence[str | dict[str, str | None]]) -> list[str]:

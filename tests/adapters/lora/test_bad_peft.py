@@ -253,3 +253,9 @@ def test_expressions_that_take_for_ever_are_stopped_in_real_time(
     monkeypatch.setattr(patterns, "SECONDS", 1.0)
     with pytest.raises(errors.AdapterError, match=r"target_modules: matching takes more than 1 s"):
         write(factors(), config(target_modules=r"(\w+|\w|\.)+!"))
+
+
+def test_alternatives_of_a_pattern_end_a_name_each() -> None:
+    names = ["a.q_proj", "a.v_proj", "q_proj.a", "a.xq_proj"]
+    found = patterns.first("rank_pattern", ["q_proj|v_proj"], names, ends=True)
+    assert found == [0, 0, None, None]

@@ -242,3 +242,10 @@ def test_the_plugin_is_listed() -> None:
     plugins = PluginManager()
     plugins.load()
     assert "xlora" in plugins.collect("adapters")
+
+
+@pytest.mark.parametrize("number", [-1, 2])
+def test_numbers_of_weights_are_below_their_count(number: int) -> None:
+    assert numbered(["a", "b"], 2, {"a": 1, "b": 0}) == {"a": 1, "b": 0}
+    with pytest.raises(errors.AdapterError, match="expected a number below 2"):
+        numbered(["a", "b"], 2, {"a": 0, "b": number})

@@ -301,6 +301,35 @@ def test_pinned_adapters_stay(llama: Subject, tmp_path: Path) -> None:
     engine.close()
 
 
+def test_pages_of_an_evicted_adapter_change_nothing(engine: Engine, llama: Subject) -> None:
+    """The next adapter gets its pages, and changes fewer linears."""
+    registry, first = engine.registry, adapter(llama, 1)
+    assert registry is not None
+    names = [name for name in first.weights if name.endswith("q_proj")]
+    part = replace(first, weights={name: adapter(llama, 2).weights[name] for name in names})
+    registry.add("part", part)
+    expected = said(engine, part=1.0)
+    registry.unload("part")
+    registry.add("first", first)
+    said(engine, first=1.0)
+    registry.unload("first")
+    registry.add("part", part)
+    assert said(engine, part=1.0) == expected
+
+
+def test_an_adapter_is_stored_until_the_last_sequence_has_ended(
+    registry: Registry, llama: Subject
+) -> None:
+    registry.add("a", adapter(llama, 1))
+    mixture = registry.mixture([AdapterRef(name="a")])
+    [generation] = mixture.generations
+    registry.retain(mixture)
+    registry.unload("a")
+    assert generation in registry.store.adapters
+    registry.release(mixture)
+    assert generation not in registry.store.adapters
+
+
 def test_the_same_mixture_needs_no_row_of_its_own(registry: Registry, llama: Subject) -> None:
     for seed in range(2):
         registry.add(f"a{seed}", adapter(llama, seed))

@@ -46,6 +46,18 @@ class TestMessages:
         ):
             assert ChatTemplate(source, tokens={}).render(messages) == expected
 
+    @pytest.mark.parametrize(
+        ("arguments", "rendered"), [('{"a": "b"}', "b"), ("[1]", "[1]"), ("1", "1"), ("{", "{")]
+    )
+    def test_arguments_that_are_no_object_stay_text(self, arguments: str, rendered: str) -> None:
+        source = (
+            "{% set given = messages[0].tool_calls[0].function.arguments %}"
+            "{{ given if given is string else given.a }}"
+        )
+        call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        messages = [{"role": "assistant", "tool_calls": [call]}]
+        assert ChatTemplate(source, tokens={}).render(messages) == rendered
+
     def test_developer_is_system_to_templates_that_do_not_know_it(self) -> None:
         message = [{"role": "developer", "content": ""}]
         assert ChatTemplate("{{ messages[0].role }}", tokens={}).render(message) == "system"

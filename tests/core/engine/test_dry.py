@@ -75,7 +75,6 @@ def texts(seed: int) -> list[int]:
     return tokens
 
 
-@pytest.mark.sample(20)
 @pytest.mark.parametrize("seed", range(60))
 def test_penalties_are_those_of_the_definition(seed: int) -> None:
     draw, tokens = random.Random(seed), texts(seed)

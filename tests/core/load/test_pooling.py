@@ -86,6 +86,27 @@ def test_what_is_not_implemented_is_named(
         read_pooling(describe(tmp_path, *modules), "mean", CPU)
 
 
+@pytest.mark.parametrize(
+    ("path", "is_read"),
+    [(".", True), ("x/..", True), ("../other", False), ("x/../../other", False)],
+)
+def test_a_module_outside_of_the_folder_is_not_read(
+    path: str, is_read: bool, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    for place in (folder / "x", tmp_path / "other"):
+        place.mkdir(parents=True)
+    for place in (folder, tmp_path / "other"):
+        (place / "config.json").write_text(json.dumps(MEAN[1]))
+    listed = [{"type": "sentence_transformers.models.Pooling", "path": path}]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    if is_read:
+        assert read_pooling(folder, "last", CPU).mode == "mean"
+    else:
+        with pytest.raises(ConfigError, match="is outside of the folder"):
+            read_pooling(folder, "last", CPU)
+
+
 @pytest.mark.parametrize("text", ["{}", "[", '[{"path": "../../etc"}]'])
 def test_a_malformed_list_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "modules.json").write_text(text)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ostro.core.errors import CheckpointError
 from ostro.core.load.model import load_model
+from ostro.core.load.weights import ends_finite
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 from ostro.plugins.conformance.parity import BAR, Subject, deviation, subject
@@ -207,3 +208,17 @@ def test_progress_ends_at_the_whole(folder: Folder) -> None:
     reports = [(done, total) for stage, done, total in steps if stage == "reading weights"]
     assert reports == sorted(reports) and reports[-1][0] == reports[-1][1]
     assert reports[-1][1] == sum(t.nbytes for t in folder.tensors.values())
+
+
+@pytest.mark.parametrize("shape", [(5,), (4, 3), (2, 3, 4), ()])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_the_first_and_the_last_row_must_be_finite(shape: tuple[int, ...], value: float) -> None:
+    assert ends_finite(torch.zeros(shape))
+    for index in (0, -1):
+        tensor = torch.zeros(shape)
+        tensor.view(-1)[index] = value
+        assert not ends_finite(tensor)
+
+
+def test_integers_and_empty_tensors_are_finite() -> None:
+    assert ends_finite(torch.zeros(0, 3)) and ends_finite(torch.ones(3, dtype=torch.int8))

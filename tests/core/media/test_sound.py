@@ -153,6 +153,16 @@ def wav(data: bytes = bytes(3200), size: int | None = None, **fields: int) -> by
     return b"RIFF" + struct.pack("<I", len(body)) + body
 
 
+def test_a_chunk_of_odd_length_has_a_byte_of_padding() -> None:
+    samples = written(tone(440))
+    cut = samples.index(b"data")
+    body = samples[8:cut] + b"note\x03\0\0\0abc\0" + samples[cut:]
+    noted = b"RIFF" + struct.pack("<I", len(body)) + body
+    assert np.array_equal(read_sound(noted), read_sound(samples))
+    with pytest.raises(RequestError, match="truncated"):
+        read_sound(noted[:-40])
+
+
 @pytest.mark.parametrize(
     "data",
     [

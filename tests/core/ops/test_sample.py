@@ -158,6 +158,25 @@ def test_triton(rows: int, vocabulary: int, name: str) -> None:
     assert torch.equal(tokens, naive.sample(logits, rules))
 
 
+def test_triton_draws_beyond_the_first_block() -> None:
+    """Equal weights: the draw of a row lies at its uniform number."""
+    logits = torch.zeros(6, 9001, device=DEVICE)
+    rules = params(6, plain=True)
+    tokens = triton.sample(logits, rules)
+    assert torch.equal(tokens, naive.sample(logits, rules))
+    blocks = set((tokens // triton.BLOCK).tolist())
+    assert blocks == {0, 1}, f"choose seeds that draw from all blocks: {tokens = }"
+
+
+@MODULES
+def test_top_p_ends_with_the_token_that_reaches_it(module: ModuleType) -> None:
+    """Of these weights the first tokens weigh exactly top_p; no further one is drawn."""
+    logits = torch.tensor([16.0, 8, 4, 4], device=DEVICE).log().expand(64, -1)
+    for top_p, kept in ((0.5, 1), (0.75, 2), (0.76, 4)):
+        tokens = module.sample(logits, params(64, top_p=top_p))
+        assert len(tokens.unique()) == kept
+
+
 @compiler.jit
 def threshold_kernel(logits, out, n, top, scale, limit, KEY: tl.constexpr, BLOCK: tl.constexpr):
     wide = float("inf")

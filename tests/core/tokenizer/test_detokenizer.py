@@ -9,6 +9,7 @@ from tiny.steps import count_lines
 from tiny.vocabularies import bert_folder, pieces, scored
 
 from ostro.core.tokenizer import load_tokenizer
+from ostro.core.tokenizer.detokenizer import Detokenizer
 
 
 class TestStreaming:
@@ -35,6 +36,11 @@ class TestStreaming:
         assert pieces(tokenizer, ids) == "a b"
         assert pieces(tokenizer, ids, prompt=[tokenizer.id("</s>")]) == "a b"
         assert pieces(tokenizer, ids, prompt=ids) == " a b"
+
+    def test_the_first_space_may_follow_tokens_without_text(self) -> None:
+        texts = {0: b"", 1: b" a", 2: b" b"}
+        stream = Detokenizer(texts.__getitem__, skip=frozenset({3}), strip_space=True)
+        assert [stream.add(ids) for ids in ([3], [0], [1], [2])] == ["", "", "a", " b"]
 
     def test_wordpiece_streams_too(self, tmp_path: Path) -> None:
         tokenizer = load_tokenizer(bert_folder(tmp_path))

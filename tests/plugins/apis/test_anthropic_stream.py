@@ -143,3 +143,23 @@ def test_the_generation_is_closed() -> None:
     two = answer(SCRIPT)
     asyncio.run(leave())
     assert two.generation.closed  # type: ignore[attr-defined]
+
+
+def test_each_block_ends_once() -> None:
+    events = [
+        ToolCallStart(call=0, id="a", name="f"),
+        ToolCallStart(call=1, id="b", name="g"),
+        ToolCallArguments(call=0, text="{}"),
+        TextPiece(text="then"),
+        ToolCallStart(call=2, id="c", name="h"),
+        ChoiceEnd(finish="tool_calls"),
+    ]
+    steps = [
+        (event["type"].removeprefix("content_block_"), event["index"])
+        for event in streamed(events)
+        if event["type"].startswith("content_block_") and "delta" not in event["type"]
+    ]
+    assert steps == [
+        *(("start", 0), ("start", 1), ("stop", 0), ("stop", 1)),
+        *(("start", 2), ("stop", 2), ("start", 3), ("stop", 3)),
+    ]

@@ -122,3 +122,12 @@ def test_a_snapshot_is_shared_and_not_written_again() -> None:
     for tables in (mine, *others):
         blocks.release(tables)
     assert pool.used == 0
+
+
+def test_a_sequence_keeps_the_block_before_its_last() -> None:
+    kind = made()
+    assert [kind.first(length) for length in range(1, 4 * BLOCK + 1)] == [
+        *[0] * (2 * BLOCK),
+        *[1] * BLOCK,
+        *[2] * BLOCK,
+    ]

@@ -169,7 +169,6 @@ def unpacked(text: str) -> Image.Image:
     return Image.open(BytesIO(base64.b64decode(text)))
 
 
-@pytest.mark.process
 def test_http_gives_the_same_image(server: RunningServer, expected: list[np.ndarray]) -> None:
     asked = {"prompt": PROMPT, "size": "32x48", "steps": 3, "seed": 7, "guidance": 2.0, "n": 2}
     answer = server.post("/v1/images/generations", **asked)
@@ -199,7 +198,6 @@ def test_http_gives_the_same_image(server: RunningServer, expected: list[np.ndar
     assert server.post("/v1/images/generations", **asked).status_code == 200
 
 
-@pytest.mark.process
 def test_http_responses_list_adapters(server: RunningServer, expected: list[np.ndarray]) -> None:
     path = "/v1/images/generations"
     asked = {"prompt": PROMPT, "size": "32x48", "steps": 3, "seed": 7, "guidance": 2.0}
@@ -245,7 +243,6 @@ def file_of(image: Image.Image, format: str = "PNG") -> bytes:
 START = Image.new("RGB", (64, 64), (200, 30, 30))
 
 
-@pytest.mark.process
 def test_the_client_generates_images(client: openai.OpenAI, expected: list[np.ndarray]) -> None:
     drawn = client.images.generate(**CALL, n=2, background="auto", moderation="low", user="team")
     for entry, want in zip(drawn.data or [], expected, strict=True):
@@ -266,7 +263,6 @@ def test_the_client_generates_images(client: openai.OpenAI, expected: list[np.nd
     assert sizes[2] < sizes[0] and sizes[3] < sizes[1]
 
 
-@pytest.mark.process
 def test_the_client_streams_images(client: openai.OpenAI, expected: list[np.ndarray]) -> None:
     events = list(client.images.generate(**CALL, n=2, stream=True, partial_images=2, quality="low"))
     kinds = [event.type.removeprefix("image_generation.") for event in events]
@@ -282,7 +278,6 @@ def test_the_client_streams_images(client: openai.OpenAI, expected: list[np.ndar
     assert first.usage.input_tokens > second.usage.input_tokens == 0
 
 
-@pytest.mark.process
 def test_the_async_client_generates_images(
     server: RunningServer, expected: list[np.ndarray]
 ) -> None:
@@ -298,7 +293,6 @@ def test_the_async_client_generates_images(
     asyncio.run(generate())
 
 
-@pytest.mark.process
 def test_an_image_is_a_file_with_an_end(client: openai.OpenAI, expected: list[np.ndarray]) -> None:
     drawn = client.images.generate(**CALL, response_format="url", output_format="webp")
     assert drawn.data and drawn.data[0].b64_json is None
@@ -310,7 +304,6 @@ def test_an_image_is_a_file_with_an_end(client: openai.OpenAI, expected: list[np
     assert httpx.get(str(drawn.data[0].url)).status_code == 404
 
 
-@pytest.mark.process
 def test_the_client_edits_an_image(client: openai.OpenAI, model: LocalModel) -> None:
     want = np.asarray(model.draw(PROMPT, image=START, strength=0.34, **ASKED)[0])
     edited = client.images.edit(**EDIT, image=("a.png", file_of(START)))
@@ -368,7 +361,6 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.process
 def test_bad_generations_then_good(server: RunningServer) -> None:
     path, good = "/v1/images/generations", {"prompt": PROMPT, "size": "16x16", "steps": 1}
     for fields, param, message in BAD:
@@ -379,8 +371,6 @@ def test_bad_generations_then_good(server: RunningServer) -> None:
     assert server.post(path, **good).status_code == 200
 
 
-@pytest.mark.process
-@pytest.mark.slow
 def test_bad_edits_then_good(server: RunningServer) -> None:
     url, good = f"{server.url}/v1/images/edits", {"prompt": PROMPT, "size": "16x16", "steps": "2"}
     picture = file_of(START)
@@ -418,7 +408,6 @@ def test_bad_edits_then_good(server: RunningServer) -> None:
     assert fine.status_code == 200, fine.text
 
 
-@pytest.mark.process
 def test_a_client_that_leaves_ends_the_work(server: RunningServer) -> None:
     asked = {"prompt": PROMPT, "size": "64x64", "steps": 400, "stream": True, "progress": True}
     with httpx.stream("POST", f"{server.url}/v1/images/generations", json=asked) as answer:

@@ -32,6 +32,7 @@ from ostro.core.records import Settings
 from ostro.core.step import ROWS
 from ostro.entrypoints.cli import main
 from ostro.entrypoints.local_model import LocalModel
+from ostro.plugins.pipelines.speech.pipeline import MAX_TEXT
 from ostro.plugins.pipelines.speech.sound import Sound
 
 TEXT = "[S1] Hello. [S2] Hello!"
@@ -118,7 +119,8 @@ def test_a_rejected_request_leaves_the_next_working(
     for text, why in (
         (" ", "the text is empty"),
         ("a" * 100, "102 bytes"),
-        ("a" * 5000, "5000"),
+        ("a" * MAX_TEXT, f"{MAX_TEXT + 2} bytes"),
+        ("a" * (MAX_TEXT + 1), f"{MAX_TEXT + 1} characters; at most {MAX_TEXT}"),
     ):
         with pytest.raises(RequestError, match=why) as raised:
             model.speak(text, **ASKED)

@@ -13,14 +13,16 @@ from echo.engine import EchoEngine
 from echo.model import make_model, served_echo
 from echo.thread import ThreadEngine
 
-from ostro.core.engine.request import TokenLogprobs, TokenOutput, TokenRequest
-from ostro.core.errors import RequestError, TemplateError, Unsupported
+from ostro.core.engine.request import Sampling, TokenLogprobs, TokenOutput, TokenRequest
+from ostro.core.errors import ContextLengthExceeded, RequestError, TemplateError, Unsupported
+from ostro.core.output import CallEnd, CallStart, Piece
 from ostro.core.pipeline import SamplingDefaults, TextDelta, parse
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.tokenizer import Tokenizer, load_tokenizer
 from ostro.core.tokenizer.stop import Stop
 from ostro.plugins.pipelines.text.choice import Choice
 from ostro.plugins.pipelines.text.pipeline import Text
+from ostro.plugins.pipelines.text.sampling import bias_of, check_length
 from ostro.plugins.pipelines.text.schema import ChatRequest, CompletionRequest, Message
 
 
@@ -193,6 +195,43 @@ def test_a_stop_string_in_the_last_piece(tokenizer: Tokenizer) -> None:
     assert (delta.text, delta.finish, delta.stopped_by) == ("the ", "stop", "end")
 
 
+@pytest.mark.parametrize(("least", "text"), [(0, "a"), (1, "a"), (2, "aba"), (3, "aba")])
+def test_a_stop_string_counts_after_the_least_number_of_tokens(
+    tokenizer: Tokenizer, least: int, text: str
+) -> None:
+    choice = choice_of(tokenizer, "b", min_tokens=least)
+    shown = ""
+    for letter in "ababab":
+        if not choice.done:
+            shown += choice.add(output_of(letter)).text
+    assert (shown, choice.done) == (text, True)
+
+
+class Calls:
+    """A parser to which every token is a call."""
+
+    reasoning = None
+
+    def add(self, piece: Piece) -> list[Any]:
+        return [CallStart(0, "id", piece.text), CallEnd(0)]
+
+    def finish(self) -> list[Any]:
+        return []
+
+
+@pytest.mark.parametrize(
+    ("finish", "expected"), [("stop", "tool_calls"), ("length", "length"), (None, None)]
+)
+def test_only_an_answer_that_is_not_cut_off_ends_with_calls(
+    tokenizer: Tokenizer, finish: Any, expected: str | None
+) -> None:
+    calls: Any = Calls()
+    choice = choice_of(tokenizer, parser=calls)
+    output = output_of("f")
+    output.finish = finish
+    assert choice.add(output).finish == expected
+
+
 @pytest.mark.parametrize(
     ("body", "kind", "param"),
     [
@@ -211,6 +250,30 @@ def test_malformed_requests_are_rejected(
     with pytest.raises(kind) as raised:
         parse(body, CompletionRequest)
     assert getattr(raised.value, "param", None) == param
+
+
+@pytest.mark.parametrize(
+    ("prompt", "wanted", "param"),
+    [(6, 4, ""), (6, 5, "max_tokens"), (9, None, ""), (10, None, "prompt"), (10, 0, ""),
+     (11, 0, "prompt"), (9, 1, ""), (10, 1, "prompt")],
+)  # fmt: skip
+def test_prompt_and_output_may_fill_the_context(
+    prompt: int, wanted: int | None, param: str
+) -> None:
+    sampling = Sampling(max_tokens=wanted)
+    if not param:
+        return check_length(sampling, prompt, 10)
+    with pytest.raises(ContextLengthExceeded) as raised:
+        check_length(sampling, prompt, 10)
+    assert raised.value.param == param
+
+
+@pytest.mark.parametrize("key", ["a", "-1", "1.0", "", "\u0663", "\u00b2", "1" * 12])
+def test_keys_of_a_logit_bias_are_token_ids(key: str) -> None:
+    assert bias_of(completion(logit_bias={"7": 1.5, "07": 2.0})) == {7: 2.0}
+    with pytest.raises(RequestError, match="is not a token id") as raised:
+        bias_of(completion(logit_bias={key: 1.0}))
+    assert raised.value.param == "logit_bias"
 
 
 def test_parse_takes_what_clients_send() -> None:

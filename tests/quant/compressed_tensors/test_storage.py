@@ -355,3 +355,10 @@ def test_transforms_that_are_in_the_weights_are_no_hindrance() -> None:
     apply = [{"targets": ["Linear"], "location": "weight_input"}]
     groups = {"config_groups": {"R1": {"type": "hadamard", "apply": apply}}}
     read(tensors("int.8.channel"), transform_config=groups)
+
+
+def test_rows_have_global_scales_of_their_own() -> None:
+    codes, scale = torch.randint(16, (6, 32), dtype=torch.uint8), torch.rand(6, 2)
+    d = torch.rand(6, 1)
+    whole = naive.dequantize(codes, scale, 8, d=d)
+    assert torch.equal(naive.dequantize_rows(slice(2, 5), codes, scale, 8, d=d), whole[2:5])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ostro.quant.gguf.mixtures import Shape, fitting, format_of
+from ostro.quant.gguf.mixtures import Shape, fitting, format_of, gets_more
 
 DENSE = Shape(layers=16, experts=0, values=16, tied=False)
 
@@ -43,3 +43,11 @@ def test_eight_experts_and_tied_embeddings_get_more_bits() -> None:
 def test_rows_that_are_no_whole_blocks_get_smaller_ones() -> None:
     found = [fitting("Q4_K", columns) for columns in (256, 288, 40)]
     assert found == ["q4k", "q5_0", "float"]
+
+
+@pytest.mark.parametrize(
+    ("layers", "more"), [(8, {0, 3, 6, 7}), (16, {0, 1, 4, 7, 10, 13, 14, 15}), (4, {2, 3})]
+)
+def test_the_outer_layers_and_each_third_get_more_bits(layers: int, more: set[int]) -> None:
+    """As `use_more_bits` of llama.cpp's quantization."""
+    assert {index for index in range(layers) if gets_more(index, layers)} == more

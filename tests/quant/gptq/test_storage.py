@@ -248,3 +248,13 @@ def test_what_is_missing_is_named() -> None:
         read(held)
     with pytest.raises(CheckpointError, match="format 'marlin'"):
         read({"B": held["qweight"], "s": held["scales"]})
+
+
+def test_the_last_group_of_a_file_without_group_indices_may_be_smaller() -> None:
+    held = tensors(k=112)
+    expected = plain(held, 4)
+    del held["g_idx"]
+    storage = read(held, k=112, bits=4, group_size=GROUP)
+    assert storage.dequantize().equal(expected)
+    with pytest.raises(CheckpointError, match="4 groups for 112 columns"):
+        read(held, k=112, bits=4, group_size=2 * GROUP)
