@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from ostro.entrypoints.cli.config_file import MODEL_KEYS, model_actions, server_actions, type_of
+from ostro.entrypoints.cli.config_file import (
+    MASK,
+    MODEL_KEYS,
+    mask,
+    model_actions,
+    server_actions,
+    type_of,
+)
 from ostro.entrypoints.operations.keys import read_keys
 
 from .config_page import PAGE, page
@@ -252,3 +259,17 @@ def test_the_page_lists_every_key() -> None:
     assert page(text) == text, "run: python tests/entrypoints/cli/config_page.py"
     for key in (*server_actions(), *model_actions(), *MODEL_KEYS):
         assert f"| `{key}` |" in text
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "shown"),
+    [
+        ("token_source", "env:HF_TOKEN", "env:HF_TOKEN"),
+        ("token_source", "literal:hf_x", MASK),
+        ("api_key", ["a", "b"], [MASK, MASK]),
+        ("admin_key", "a", MASK),
+        ("host", "literal:a", "literal:a"),
+    ],
+)
+def test_secrets_are_masked(key: str, value: Any, shown: Any) -> None:
+    assert mask(key, value) == shown

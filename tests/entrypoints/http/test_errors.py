@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from ostro.core.errors import ConfigError, EngineDied, RequestError
-from ostro.entrypoints.http.errors import error_content, error_content_of
+from ostro.entrypoints.http.errors import error_content, error_content_of, respond_to
+from ostro.entrypoints.operations.quotas import RateLimited
 
 
 @pytest.mark.parametrize(
@@ -36,3 +37,10 @@ def test_types_follow_the_status() -> None:
         "code": "c",
     }
     assert error_content_of(ConfigError("m", param="p")).error.param == "p"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "header"), [(0.0, "1"), (0.2, "1"), (1.0, "1"), (1.2, "2"), (59.01, "60")]
+)
+def test_a_retry_is_not_too_early(seconds: float, header: str) -> None:
+    assert respond_to(RateLimited("wait", seconds)).headers["retry-after"] == header

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from echo.model import END_ID, make_model, served_echo
 
 from ostro.core.errors import ContextLengthExceeded, RequestError
 from ostro.core.tokenizer import load_tokenizer
-from ostro.plugins.pipelines.vectors.pipeline import Vectors
+from ostro.plugins.pipelines.vectors.pipeline import Vectors, shorten
 
 
 @pytest.fixture
@@ -34,3 +35,18 @@ def test_longer_inputs_are_truncated_before_the_suffix(vectors: Vectors) -> None
     for wrong in (0, -2, 7):
         with pytest.raises(RequestError, match=r"neither -1 nor within 1\.\.6"):
             vectors.limit(wrong)
+
+
+def test_texts_are_cut_after_a_token(vectors: Vectors) -> None:
+    texts = ["abcde", "abc", "ab", ""]
+    assert vectors.truncate(texts, 3) == ["abc", "abc", "ab", ""]
+
+
+def test_vectors_are_shortened_to_at_most_their_length() -> None:
+    rows = np.array([[3.0, 4.0], [0.0, 0.0]], np.float32)
+    assert np.allclose(shorten(rows, 2), [[0.6, 0.8], [0, 0]])
+    assert np.allclose(shorten(rows, 1), [[1], [0]])
+    assert shorten(rows, None) is rows
+    for wrong in (0, 3):
+        with pytest.raises(RequestError, match=r"is not within 1\.\.2"):
+            shorten(rows, wrong)

@@ -331,6 +331,21 @@ def test_a_clock_that_is_set_back_does_not_prolong_a_lifetime(
     assert store.get("ann", "note", "kept") is not None
 
 
+def test_a_clock_that_is_a_little_ahead_shortens_no_lifetime(
+    folder: Path, make: Make, clock: Callable[[], float]
+) -> None:
+    """Of two processes, one has written the document and the other deletes what has expired."""
+    store = SqliteStore(folder, clock=clock)
+    clock.now += 60  # type: ignore[attr-defined]
+    store.put(make("a", lifetime=100))
+    clock.now -= 60  # type: ignore[attr-defined]
+    assert store.expire() == 0
+    clock.now += 159  # type: ignore[attr-defined]
+    assert store.get("ann", "note", "a") is not None
+    clock.now += 1  # type: ignore[attr-defined]
+    assert store.expire() == 1
+
+
 def test_abandoned_blobs_are_deleted_after_a_day(folder: Path, make: Make) -> None:
     store = SqliteStore(folder)
     used, left, recent = (store.create_blob() for _ in range(3))

@@ -12,6 +12,7 @@ from ostro.core.errors import TokenizerError
 from ostro.core.tokenizer import load_tokenizer
 from ostro.plugins.tokenizers.gguf import tokenizer_from_gguf
 from ostro.plugins.tokenizers.pieces import Kind, Pieces
+from ostro.plugins.tokenizers.sentencepiece import read_pieces
 
 
 @pytest.fixture(scope="session")
@@ -116,3 +117,11 @@ def test_of_merges_with_equal_scores_the_first_token_wins() -> None:
     texts, scores = ["a", "b", "ab", "ba", "bb"], [0.0, 0.0, -1.0, -1.0, -0.5]
     pieces = Pieces(texts=texts, scores=scores, kinds=[Kind.NORMAL] * 5, source="test")
     assert pieces.merges() == [("b", "b"), ("a", "b"), ("b", "a")]
+
+
+@pytest.mark.parametrize("size", [4, 5, 6, 100])
+def test_a_field_beyond_the_end_is_refused(size: int, tmp_path: Path) -> None:
+    file = tmp_path / "tokenizer.model"
+    file.write_bytes(bytes([0x0A, size]) + b"\x0a\x01a")  # the rest is a whole piece
+    with pytest.raises(TokenizerError, match="runs past the end"):
+        read_pieces(file)
