@@ -6,11 +6,12 @@ import asyncio
 import json
 import socket
 import threading
+from collections.abc import AsyncGenerator
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from echo.server import Running, wait_until
+from echo.server import PATIENCE, Running, wait_until
 
 from ostro.core.engine.request import TokenLogprobs, TokenOutput
 from ostro.core.errors import Overloaded
@@ -110,6 +111,36 @@ def test_comments_are_sent_during_pauses_only(
         wait_until(lambda: server.loop.advance(1001) or ": keep-alive" in lines)
     reader.join()
     assert text_of(lines) == text and lines[-2] == "data: [DONE]"
+
+
+def test_events_end_with_a_client_that_goes_while_one_is_sent() -> None:
+    ended = []
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        try:
+            while True:
+                yield b"data: 1\n\n"
+        finally:
+            ended.append("events")
+
+    async def main() -> None:
+        sending = asyncio.Event()
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.body":
+                sending.set()
+                await asyncio.Event().wait()  # a client that does not read
+
+        async def receive() -> dict[str, str]:
+            await sending.wait()
+            return {"type": "http.disconnect"}
+
+        generator = events()
+        async with asyncio.timeout(PATIENCE):
+            await stream.EventStream(generator)({"type": "http"}, receive, send)
+        assert ended == ["events"]
+
+    asyncio.run(main())
 
 
 def output(tokens: list[int], **fields: Any) -> TokenOutput:

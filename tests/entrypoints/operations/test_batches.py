@@ -21,7 +21,13 @@ import pytest
 from ostro.core.errors import DocumentNotFound, RequestError, StoreError
 from ostro.core.plugins.manager import PluginManager
 from ostro.entrypoints.operations import batch_lines, batch_runner
-from ostro.entrypoints.operations.batch_lines import LineError, LineResult, line_id, line_kind
+from ostro.entrypoints.operations.batch_lines import (
+    LineError,
+    LineResult,
+    add_result,
+    line_id,
+    line_kind,
+)
 from ostro.entrypoints.operations.batch_runner import BatchRunner, Busy
 from ostro.entrypoints.operations.batches import (
     ENDED,
@@ -383,6 +389,34 @@ def test_a_cancelled_batch_keeps_finished_results(plugins: PluginManager) -> Non
         assert len(server.asked) == asked and not server.now
 
     run(work, plugins, limit=8)
+
+
+def test_a_batch_that_is_being_completed_is_not_cancelled(plugins: PluginManager) -> None:
+    async def main() -> None:
+        server = Server(open_state("memory", None, plugins), succeed)  # its runner does not run
+        batch = await server.create(jsonl(line(0)))
+        await server.state.change(
+            "ann", server.batches.kind, batch.id, Batch, lambda found: found.to("finalizing")
+        )
+        assert (await server.batches.cancel(batch.id, ANN)).status == "finalizing"
+        await server.state.close()
+
+    run_async(main())
+
+
+@pytest.mark.parametrize(
+    ("code", "unrun"), [("batch_expired", 1), ("batch_cancelled", 1), ("invalid_request", 0)]
+)
+def test_requests_that_did_not_run_are_counted(
+    plugins: PluginManager, code: str, unrun: int
+) -> None:
+    async def work(server: Server) -> None:
+        batch = await server.create(jsonl(line(0)))
+        error = LineError(code=code, message="")
+        added = add_result(batch, LineResult(id="r", custom_id="c", error=error))
+        assert (added.failed, added.unrun, added.completed) == (1, unrun, 0)
+
+    run(work, plugins)
 
 
 def test_a_batch_ends_after_24_hours(plugins: PluginManager) -> None:

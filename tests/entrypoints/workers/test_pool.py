@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -15,7 +16,7 @@ from ostro.entrypoints.http.http_series import HttpSeries
 from ostro.entrypoints.http.request_record import RequestRecord
 from ostro.entrypoints.http.server import Options, serve
 from ostro.entrypoints.serve_config import ModelOptions
-from ostro.entrypoints.workers.pool import check_workers, options_of
+from ostro.entrypoints.workers.pool import WorkerPool, check_workers, options_of
 
 MODEL = ModelOptions(settings=Settings(reference="starter"))
 
@@ -74,3 +75,11 @@ def test_the_figures_of_processes_add_up() -> None:
     assert (sum(route.seconds.counts), route.seconds.total, route.bytes_out) == (4, 2.0, 40)
     assert sum(total.lag.counts) == 2
     assert {metric.name for metric in total.collect()} == {m.name for m in HttpSeries().collect()}
+
+
+def test_a_load_has_a_number_of_its_own() -> None:
+    pool: Any = SimpleNamespace(loads={})
+    first, second, other = (SimpleNamespace(name=name) for name in "aab")
+    models: list[Any] = [first, first, other, second, second, other]
+    numbers = [WorkerPool.load_of(pool, model) for model in models]
+    assert numbers == [1, 1, 1, 2, 2, 1]

@@ -11,7 +11,7 @@ from echo.model import END_ID, make_model, served_echo
 
 from ostro.core.errors import ContextLengthExceeded, RequestError
 from ostro.core.tokenizer import load_tokenizer
-from ostro.plugins.pipelines.vectors.pipeline import Vectors, shorten
+from ostro.plugins.pipelines.vectors.pipeline import Vectors, probabilities, shorten
 
 
 @pytest.fixture
@@ -50,3 +50,8 @@ def test_vectors_are_shortened_to_at_most_their_length() -> None:
     for wrong in (0, 3):
         with pytest.raises(RequestError, match=r"is not within 1\.\.2"):
             shorten(rows, wrong)
+
+
+def test_large_scores_have_probabilities() -> None:
+    scores = np.array([[1000.0, 1000.0, -1000.0], [-2000.0, -1000.0, -1000.0]], np.float32)
+    assert np.allclose(probabilities(scores), [[0.5, 0.5, 0], [0, 0.5, 0.5]])

@@ -1,4 +1,4 @@
-"""Fields of ranking requests, without a model."""
+"""Units and names of fields of ranking requests, without a model."""
 
 from __future__ import annotations
 
