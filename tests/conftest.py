@@ -7,9 +7,12 @@ import gc
 import os
 import ssl
 from collections.abc import Generator
+from pathlib import Path
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Triton stores what it compiles in the home folder, which may not be writable.
+os.environ.setdefault("TRITON_HOME", str(Path(__file__).parents[1] / "build"))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning would slow down parallel workers
 

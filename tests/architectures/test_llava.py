@@ -30,7 +30,6 @@ class TestLlava(ImageTests):
         prompt = prompted(tiny.inputs, (0, 1))
         assert [item.spans for item in prompt.items] == [((9, 16),), ((34, 16),)]
 
-    @pytest.mark.sample(3)
     @pytest.mark.parametrize(
         "change",
         [

@@ -83,7 +83,6 @@ class TestPromptTokens:
         with pytest.raises(RequestError, match="private-use"):
             self.ids(content)
 
-    @pytest.mark.sample(14)
     def test_real_templates_with_hostile_text(self, source: str) -> None:
         controls = [START, END, "<s>", "</s>", "<|eot_id|>", "<|end|>", "[INST]"]
         tokenizer = small(*controls)

@@ -155,7 +155,6 @@ UNSAFE: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", UNSAFE)
 def test_a_library_that_others_can_write_is_not_loaded(
     name: str, source: Path, cache: Path, planted: Path, tmp_path: Path
@@ -167,7 +166,6 @@ def test_a_library_that_others_can_write_is_not_loaded(
     assert not (tmp_path / "marker").exists()
 
 
-@pytest.mark.sample(1)
 @AS_ROOT
 @pytest.mark.parametrize("whose", ["folder", "file"])
 def test_a_library_of_another_user_is_not_loaded(
@@ -208,7 +206,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", DAMAGES)
 def test_a_damaged_library_is_compiled_anew(name: str, source: Path, cache: Path) -> None:
     made = compiled(source, cache)
@@ -232,7 +230,6 @@ def test_a_missing_function_is_an_import_error(source: Path, cache: Path, plante
     assert status == 0 and said.startswith("ImportError(") and "nothing" in said
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "kind", ["a file", "a file above", "not to be made", "a folder in its place"]
 )

@@ -113,6 +113,16 @@ def test_unused_tokens_are_given_back(clock: Clock) -> None:
     assert quota.tokens.remaining == 100 and quota.tokens.used == 0
 
 
+def test_tokens_beyond_a_reservation_are_taken(clock: Clock) -> None:
+    quota = quota_of(clock, tokens_per_minute=100)
+    quota.reserve(10, 20).settle(50)
+    assert quota.tokens is not None and quota.tokens.remaining == 50
+    quota.reserve(10, 40).settle(90)
+    assert quota.tokens.remaining == 0
+    with pytest.raises(RateLimited):
+        quota.reserve(1, 1)
+
+
 def test_a_request_reserves_at_most_the_limit(clock: Clock) -> None:
     """A request that states no max_tokens can take the rest of a long context."""
     quota = quota_of(clock, tokens_per_minute=100)

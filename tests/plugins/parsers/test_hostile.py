@@ -192,7 +192,6 @@ def test_bytes_that_are_no_character() -> None:
 FILES = sorted(VOCABULARIES.glob("*.gguf")) if VOCABULARIES.is_dir() else []
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("file", FILES or [None], ids=lambda file: file.stem if file else "absent")
 def test_tokens_of_a_vocabulary(parsers: Mapping[str, Parser], file: Path | None) -> None:
     if file is None:

@@ -137,7 +137,6 @@ def test_rm_deletes_one_revision(
     assert row["revisions"] == [pulled.parent.name] and pulled.exists()
 
 
-@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [
