@@ -163,7 +163,8 @@ def run(shard: str, workers: int, folder: Path) -> list[int]:
         passed.write_text("\n".join(ended), "utf-8")
         processes = workers if part == "parallel" else 0
         command = [sys.executable, "-m", "pytest", "-m", marks, *arguments, "-n", str(processes)]
-        command += ["--shard", shard, "--results", str(results), "--passed", str(passed)]
+        # One word each: pytest would take a file as the place of conftest.py.
+        command += [f"--shard={shard}", f"--results={results}", f"--passed={passed}"]
         codes.append(subprocess.run(command, cwd=ROOT, check=False).returncode)
     return codes
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -42,54 +39,51 @@ def test_invalid_shards(shard: str) -> None:
         shards.parse(shard)
 
 
-def pytest_run(folder: Path, *arguments: str) -> str:
-    """Run pytest with the plugin, in two processes. Returns the last line of the output."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "shards", "-p", "xdist", "-n", "2"]
-    paths = {"PYTHONPATH": str(Path(shards.__file__).parent), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    return subprocess.run(
-        [*command, *arguments],
-        cwd=folder,
-        env={**os.environ, **paths},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    ).stdout.splitlines()[-1]
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository whose tests are `TESTS`, with the plugin in `tests/conftest.py`."""
+    (tmp_path / "pytest.ini").write_text("[pytest]\ntestpaths = tests\nmarkers = process\n peer\n")
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "conftest.py").write_text('pytest_plugins = ["shards"]')
+    (tmp_path / "tests" / "test_x.py").write_text(TESTS)
+    (tmp_path / "results").mkdir()
+    monkeypatch.setattr(shards, "ROOT", tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(shards.__file__).parent))
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p xdist")
+    return tmp_path
 
 
 @pytest.mark.process
-def test_a_run_continues(tmp_path: Path) -> None:
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    (tmp_path / "test_x.py").write_text(TESTS)
-    results, passed = tmp_path / "1-of-1.parallel.jsonl", tmp_path / "passed"
-    options = ("--results", str(results), "--passed", str(passed))
-    passed.write_text("test_x.py::test_good[2]\n")
-    assert "1 failed, 3 passed, 1 skipped" in pytest_run(tmp_path, *options)
+def test_a_run_continues(root: Path) -> None:
+    results = root / "results" / "1-of-1.parallel.jsonl"
+    assert shards.run("1/1", 2, root / "results") == [1, pytest.ExitCode.NO_TESTS_COLLECTED]
     outcomes = {line["test"]: line["outcome"] for line in shards.read(results)}
     assert outcomes == {
-        "test_x.py::test_good[0]": "passed",
-        "test_x.py::test_good[1]": "passed",
-        "test_x.py::test_good[3]": "passed",
-        "test_x.py::test_bad": "failed",
-        "test_x.py::test_skipped": "skipped",
+        "tests/test_x.py::test_good[0]": "passed",
+        "tests/test_x.py::test_good[1]": "passed",
+        "tests/test_x.py::test_good[2]": "passed",
+        "tests/test_x.py::test_good[3]": "passed",
+        "tests/test_x.py::test_bad": "failed",
+        "tests/test_x.py::test_skipped": "skipped",
     }
-    summary = shards.summary(tmp_path).splitlines()
-    assert summary[1].endswith("1 failed, 3 passed, 1 skipped")
-    assert summary[2:] == ["FAILED test_x.py::test_bad"]
+    summary = shards.summary(root / "results").splitlines()
+    assert summary[1].endswith("1 failed, 4 passed, 1 skipped")
+    assert summary[2:] == ["FAILED tests/test_x.py::test_bad"]
 
-    (tmp_path / "mended").touch()
-    passed.write_text("\n".join(test for test, outcome in outcomes.items() if outcome == "passed"))
-    pytest_run(tmp_path, *options)
-    assert all(line["outcome"] != "failed" for line in shards.read(results))
-    assert "FAILED" not in shards.summary(tmp_path)
+    (root / "tests" / "mended").touch()
+    ran = len(results.read_text().splitlines())
+    assert shards.run("1/1", 2, root / "results")[0] == 0
+    assert len(results.read_text().splitlines()) == ran + 1, "only the failed test is repeated"
+    assert "FAILED" not in shards.summary(root / "results")
 
 
-def test_each_test_is_in_one_shard(tmp_path: Path) -> None:
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    (tmp_path / "test_x.py").write_text(TESTS)
+@pytest.mark.process
+def test_each_test_is_in_one_shard(root: Path) -> None:
     names = []
-    for number in (1, 2):
-        results = tmp_path / f"{number}.jsonl"
-        pytest_run(tmp_path, "--shard", f"{number}/2", "--results", str(results))
+    for shard in ("1/2", "2/2"):
+        shards.run(shard, 0, root / "results")
+        results = root / "results" / f"{shard.replace('/', '-of-')}.parallel.jsonl"
         names += [line["test"] for line in shards.read(results)]
     assert len(names) == len(set(names)) == 6
 
