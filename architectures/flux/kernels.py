@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ostro.ops import dense_rows
+
 
 def modulate(x: Tensor, shift: Tensor, scale: Tensor, eps: float) -> Tensor:
     """See `naive`."""
@@ -48,6 +50,8 @@ def launch(
 
     Arguments of a disabled step are placeholders: the kernel neither reads nor writes them.
     """
+    x, y = x.contiguous(), y.contiguous()
+    gate, shift, scale = map(dense_rows, (gate, shift, scale))
     rows, d = x.shape
     block = triton.next_power_of_2(d)
     adaptive_kernel[(rows,)](

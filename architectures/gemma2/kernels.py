@@ -9,11 +9,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ostro.ops import check_contiguous, dense_rows
+
 
 def norm_add_norm(
     x: Tensor, residual: Tensor, after: Tensor, before: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """See `naive`. Rows may be strided; the last dimension is contiguous."""
+    """See `naive`. The weights are contiguous."""
+    check_contiguous("norm_add_norm", after=after, before=before)
+    x, residual = dense_rows(x), dense_rows(residual)
     n, d = x.shape
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     total = torch.empty(x.shape, dtype=x.dtype, device=x.device)

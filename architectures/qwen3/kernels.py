@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ostro.errors import Unsupported
+from ostro.ops import check_contiguous, dense_rows
 
 
 def norm_rope_write(
@@ -28,7 +29,9 @@ def norm_rope_write(
     table: Tensor,
     pages: Any,
 ) -> Tensor:
-    """See `naive`. The last dimensions of the caches are contiguous as well."""
+    """See `naive`. The weights and the last dimensions of the caches are contiguous."""
+    check_contiguous("norm_rope_write", q_weight=q_weight, k_weight=k_weight)
+    q, k, v = map(dense_rows, (q, k, v))
     rows, q_heads, d = q.shape
     k_heads = k.shape[1]
     if table.shape[1] != d:

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ostro.ops import GroupedTile as Tile
-from ostro.ops import target_family
+from ostro.ops import dense_rows, target_family
 
 SMALL_TILE = Tile(rows=16, columns=32, depth=256, starts=1, warps=4, stages=4)
 LARGE_TILE = Tile(rows=64, columns=64, depth=128, starts=64, warps=4, stages=2)
@@ -37,7 +37,7 @@ def small_tile() -> Tile:
 
 
 def launch(x: Tensor, q: Tensor, e: Tensor, expert_of_row: Tensor, tile: Tile) -> Tensor:
-    x = x if x.stride(-1) == 1 else x.contiguous()
+    x = dense_rows(x)
     rows, (_, n, blocks) = x.shape[0], e.shape
     y = torch.empty(rows, n, dtype=x.dtype, device=x.device)
     grid = (triton.cdiv(rows, tile.starts), triton.cdiv(n, tile.columns))

@@ -34,6 +34,7 @@ from ostro.core.ops.rms_norm.naive import rms_norm as naive_rms_norm
 from ostro.core.ops.rope.naive import rope as naive_rope
 from ostro.core.ops.rope.scaling import frequencies as rope_frequencies
 from ostro.core.ops.rope.scaling import table as rope_table
+from ostro.core.ops.rows import check_contiguous, dense_rows
 from ostro.core.ops.state_layout import StateLayout
 from ostro.core.ops.varlen_attention.sdpa import runs as equal_length_runs
 
@@ -72,9 +73,11 @@ __all__ = [
     "advance_chunks",
     "attention",
     "causal_conv",
+    "check_contiguous",
     "choose_chunks",
     "decays",
     "delta_rule",
+    "dense_rows",
     "equal_length_runs",
     "grouped_matmul",
     "kv_write",

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ostro.core.ops.rows import check_contiguous
 from ostro.core.ops.state_layout import StateLayout
 
 ROWS, CHANNELS = 4, 256
@@ -26,7 +27,8 @@ def causal_conv(
     places: StateLayout,
     act: str = "",
 ) -> Tensor:
-    """See the package. weight, bias and the states' blocks are contiguous."""
+    """See the package. The states' blocks are contiguous."""
+    check_contiguous("causal_conv", weight=weight, bias=bias)
     rows, channels = x.shape
     width, sequences = weight.shape[1], len(places.before)
     out = torch.empty((rows, channels), dtype=x.dtype, device=x.device)

@@ -24,6 +24,7 @@ from ostro.core.ops.chunked_scan.triton import (
     sequence_of,
     softplus,
 )
+from ostro.core.ops.rows import check_contiguous, packed_rows
 from ostro.core.ops.state_layout import StateLayout
 
 ELEMENTS = 2048  # state elements per program of the row-by-row kernel
@@ -47,6 +48,8 @@ def delta_rule(
     `deterministic`: compute all sequences row by row, so that the bits of a row do not depend on
     how its prompt is split into steps.
     """
+    check_contiguous("delta_rule", rate=rate, dt_bias=dt_bias)
+    q, k, v, b, a = map(packed_rows, (q, k, v, b, a))
     heads, dv = v.shape[1:]
     key_heads, dk = k.shape[1:]
     out = torch.empty(v.shape, dtype=v.dtype, device=v.device)

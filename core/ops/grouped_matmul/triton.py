@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ostro.core.ops.attention.tiles import target_family
-from ostro.core.ops.rows import dense_rows
+from ostro.core.ops.rows import check_contiguous, dense_rows
 
 
 class Tile(NamedTuple):
@@ -50,6 +50,7 @@ def grouped_deterministic(x: Tensor, weight: Tensor, expert_of_row: Tensor) -> T
 
 
 def launch(x: Tensor, weight: Tensor, expert_of_row: Tensor, tile: Tile) -> Tensor:
+    check_contiguous("grouped_matmul", weight=weight)
     x = dense_rows(x)
     rows, (_, n, k) = x.shape[0], weight.shape
     y = torch.empty(rows, n, dtype=x.dtype, device=x.device)

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ostro.core.ops.rms_norm.triton import fold
+from ostro.core.ops.rows import check_contiguous
 
 
 def layer_norm(
@@ -18,6 +19,7 @@ def layer_norm(
     residual: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See the package. More than two leading dimensions must flatten to two without a copy."""
+    check_contiguous("layer_norm", weight=weight, bias=bias)
     d = x.shape[-1]
     rows = fold(x)
     outer, inner = rows.shape[:2]

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ostro.core.ops.rows import dense_rows
+from ostro.core.ops.rows import check_contiguous, check_dense_rows, dense_rows
 
 ROWS = 16
 COLUMNS = 128
@@ -43,6 +43,8 @@ def lora(
     experts: int = 1,
 ) -> Tensor:
     """See the package. Allocates h = A x, float32 [t, K, parts, chunks of k, 16]."""
+    check_contiguous("lora", a=a, b=b, pages=pages, scales=scales)
+    check_dense_rows("lora", y=y)
     x = dense_rows(x)
     (t, k), (_, parts, rank, _), slots = x.shape, a.shape, pages.shape[1]
     chunk = max(CHUNK, triton.cdiv(k, CHUNKS * DEPTH) * DEPTH)

@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ostro.core.ops.rows import check_dense_rows, dense_rows
+
 BLOCK = 1024
 
 
@@ -14,6 +16,8 @@ def mask(logits: Tensor, rows: Tensor, bits: Tensor) -> Tensor:
     vocabulary = logits.shape[1]
     if not rows.numel():
         return logits
+    check_dense_rows("mask", logits=logits)
+    bits = dense_rows(bits)
     grid = (rows.numel(), triton.cdiv(vocabulary, BLOCK))
     mask_kernel[grid](logits, rows, bits, vocabulary, logits.stride(0), bits.stride(0), BLOCK=BLOCK)
     return logits

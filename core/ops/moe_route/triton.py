@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ostro.core.ops.moe_route import TINY as SMALL
 from ostro.core.ops.moe_route import RoutingRule, room
-from ostro.core.ops.rows import dense_rows
+from ostro.core.ops.rows import check_contiguous, dense_rows
 
 TILE = 1024  # logits per program
 ROWS = 4  # rows per program at most, one for each of its warps
@@ -28,6 +28,7 @@ def route(logits: Tensor, rule: RoutingRule, bias: Tensor | None = None) -> tupl
     experts, weights = room(logits, rule)
     if not experts.numel():
         return experts, weights
+    check_contiguous("route", bias=bias)
     logits = dense_rows(logits)
     rows, count = logits.shape
     groups = rule.groups if rule.best_groups < rule.groups else 1

@@ -7,6 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ostro.core.ops.penalize import Penalties
+from ostro.core.ops.rows import check_dense_rows
 
 BLOCK = 1024
 
@@ -15,6 +16,7 @@ def penalize(logits: Tensor, params: Penalties) -> Tensor:
     """See the package."""
     rows, vocabulary = logits.shape
     counts, seen = params.counts, params.seen
+    check_dense_rows("penalize", logits=logits, counts=counts, seen=seen)
     if counts is not None or seen is not None:
         penalties_kernel[(rows, triton.cdiv(vocabulary, BLOCK))](
             logits,

@@ -7,13 +7,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ostro.core.ops.rows import dense_rows
+from ostro.core.ops.rows import check_contiguous, dense_rows
 
 
 def rms_norm(
     x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """See the package. More than two leading dimensions must flatten to two without a copy."""
+    check_contiguous("rms_norm", weight=weight)
     d = x.shape[-1]
     rows = fold(x)
     outer, inner = rows.shape[:2]

@@ -21,7 +21,7 @@ def rope(
     sections: Sequence[int] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See the package."""
-    q, k = dense_rows(q), dense_rows(k)
+    q, k, table = dense_rows(q), dense_rows(k), dense_rows(table)
     rows, q_heads, d = q.shape
     k_heads = k.shape[1]
     rotated = table.shape[1]

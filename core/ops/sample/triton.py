@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ostro.core.ops.rows import dense_rows
 from ostro.core.ops.sample import Draw, naive
 
 BLOCK = 4096
@@ -26,7 +27,8 @@ MASS = tl.constexpr(2)
 
 
 def sample(logits: Tensor, params: Draw) -> Tensor:
-    """See the package. The rows of logits may be strided."""
+    """See the package."""
+    logits = dense_rows(logits)
     rows, vocabulary = logits.shape
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     sample_kernel[(rows,)](

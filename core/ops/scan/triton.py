@@ -24,6 +24,7 @@ from ostro.core.ops.chunked_scan.triton import (
     sequence_of,
     softplus,
 )
+from ostro.core.ops.rows import check_contiguous, packed_rows
 from ostro.core.ops.state_layout import StateLayout
 
 ELEMENTS = 2048  # state elements per program of the row-by-row kernel
@@ -48,6 +49,8 @@ def scan(
     `deterministic`: compute all sequences row by row, so that the bits of a row do not depend on
     how its prompt is split into steps.
     """
+    check_contiguous("scan", a=a, d=d, dt_bias=dt_bias)
+    x, dt, b, c = map(packed_rows, (x, dt, b, c))
     heads, p = x.shape[1:]
     groups, n = b.shape[1:]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ostro.ops import dense_rows
 from ostro.quant.planes.quant_matmul.tiles import gemv_block, split_k, tile, wide_tile
 from ostro.quant.planes.quant_matmul.unpack import half_weights
 from ostro.quant.planes.quant_matmul.weight import TritonWeight
@@ -21,6 +22,7 @@ from ostro.quant.planes.quant_matmul.weight import TritonWeight
 
 def matmul(x: Tensor, weight: TritonWeight) -> Tensor:
     """x [t, k] -> [t, n]; weights are rounded to x's dtype, sums are float32."""
+    x = dense_rows(x)
     rows, n, cells = len(x), weight.n, weight.cells
     block = wide_tile(rows)
     tiles = triton.cdiv(rows, block.m), triton.cdiv(n, block.n)
@@ -43,6 +45,7 @@ def matmul(x: Tensor, weight: TritonWeight) -> Tensor:
 
 def grouped_matmul(x: Tensor, weight: TritonWeight, expert_of_row: Tensor) -> Tensor:
     """As `matmul`, each row with its expert's matrix; expert_of_row [t] is ascending."""
+    x = dense_rows(x)
     rows, n, cells = len(x), weight.n, weight.cells
     y = torch.empty(rows, n, dtype=x.dtype, device=x.device)
     block = tile(rows // weight.matrices)

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ostro.ops import dense_rows
 from ostro.quant.planes.quant_matmul.tiles import GemvBlock, assembler, gemv_block
 from ostro.quant.planes.quant_matmul.unpack import (
     cell_words,
@@ -50,6 +51,7 @@ def floats(
     x: Tensor, weight: TritonWeight, expert_of_row: Tensor | None = None, rows: int = 1
 ) -> Tensor:
     """As `integers`, without quantizing x."""
+    x = dense_rows(x)
     y = torch.empty(len(x), weight.n, dtype=x.dtype, device=x.device)
     tensors = (weight.tensors, x, y, expert_of_row)
     sizes = (len(x), weight.n, weight.cells, x.stride(0))
@@ -81,6 +83,7 @@ def quantize_to_integers(x: Tensor, weight: TritonWeight) -> Quantized:
 
     The sums, for zeros and offsets, are float32 [t, k / 32], or [t, k / 16] for groups of 16.
     """
+    x = dense_rows(x)
     rows, cells, halves = len(x), weight.cells, 32 // min(weight.layout.group, 32)
     q = torch.empty(rows, cells * 32, dtype=torch.int8, device=x.device)
     scales = torch.empty(rows, cells, dtype=torch.float32, device=x.device)
@@ -94,6 +97,7 @@ def quantize_to_integers(x: Tensor, weight: TritonWeight) -> Quantized:
 
 def quantize_to_floats(x: Tensor) -> Tensor:
     """Quantize every 32 neighbours of x to int8 and a scale, and return them in x's dtype."""
+    x = dense_rows(x)
     rows, cells = len(x), x.shape[1] // 32
     y = torch.empty(rows, cells * 32, dtype=x.dtype, device=x.device)
     if rows:

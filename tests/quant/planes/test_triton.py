@@ -239,6 +239,24 @@ def test_deterministic_rows_are_batch_invariant(call: Callable[..., Tensor]) -> 
     assert torch.equal(call(x[2:4], made), together[2:4])
 
 
+@pytest.mark.parametrize(("rows", "gemm_rows"), [(2, 512), (9, 512), (9, 8)])
+def test_columns_of_x_may_be_contiguous(
+    rows: int, gemm_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Vectors, tiles, and products with the dequantized weight."""
+    monkeypatch.setattr(tiles, "tuning_of", lambda *_: tiles.Tuning(gemm_rows=gemm_rows))
+    made, stack = (planes(2, **KINDS["6 bits"], lead=lead) for lead in ((), (2,)))
+    x, experts = some_rows(rows, 96, HALF), torch.arange(rows, device=DEVICE) * 2 // rows
+    view = x.t().contiguous().t()
+    modes = ["", "_exact"] + ["_deterministic", "_exact_deterministic"] * (rows == 2)
+    for mode in modes:
+        single, grouped = (
+            getattr(kernels, f"{name}{mode}") for name in ("matmul", "grouped_matmul")
+        )
+        assert single(view, made).equal(single(x, made)), mode
+        assert grouped(view, stack, experts).equal(grouped(x, stack, experts)), mode
+
+
 def test_products_of_no_rows() -> None:
     made = planes(bits=4, group=32)
     none = torch.empty(0, dtype=torch.int64, device=DEVICE)
