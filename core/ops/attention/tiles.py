@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 
@@ -78,7 +79,14 @@ def target_family() -> str:
 
     if triton.knobs.runtime.interpret:
         return "interpreter"
-    target = triton.runtime.driver.active.get_current_target()
+    driver = triton.runtime.driver.active
+    return family_of(driver, driver.get_current_device())
+
+
+@cache
+def family_of(driver: Any, device: int) -> str:
+    """The key of a device of a Triton driver in TILES. Cached: each launch asks for it."""
+    target = driver.get_current_target()
     if target.backend == "hip":
         return "gfx942" if target.arch.startswith("gfx9") else "gfx1100"
     if target.arch in (80, 90):

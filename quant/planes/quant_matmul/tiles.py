@@ -24,11 +24,12 @@ class Tuning(NamedTuple):
     """Limits and tile sizes.
 
     gemv_rows        most rows of x for the vector kernels
+    float_rows       most 16-bit rows of x for the vector kernels that do not quantize x
     gemv_block_rows  rows of x per program of a vector kernel
     gemm_rows        most rows of x for tiles; beyond, weights are dequantized first
     block_m          most rows of x per tile
     block_n          rows of the weight per tile
-    block_cells      cells of 32 columns per step of a tile
+    block_cells      cells of 32 columns per step of a tile; twice as many with 16 rows of x
     num_warps, num_stages  of a tile
     wide_m           most rows of x per wide tile, for more than block_m rows; 0 without these
     wide_n, wide_cells, wide_warps  of a wide tile, as above
@@ -36,11 +37,12 @@ class Tuning(NamedTuple):
     """
 
     gemv_rows: int = 8
+    float_rows: int = 4
     gemv_block_rows: int = 8
     gemm_rows: int = 512
     block_m: int = 64
     block_n: int = 64
-    block_cells: int = 4
+    block_cells: int = 2
     num_warps: int = 4
     num_stages: int = 3
     wide_m: int = 0
@@ -57,6 +59,10 @@ FAMILIES = {
     "gfx1100": Tuning(block_m=16),
 }
 """GPUs on which the default sizes would spill registers, or larger ones do not."""
+
+
+LONG = 256
+"""Cells of a row of the weight beyond which a program has one row."""
 
 
 class GemvBlock(NamedTuple):
@@ -111,17 +117,24 @@ def tensor_cores(dtype: torch.dtype) -> bool:
 
 
 def gemv_block(weight: TritonWeight, rows: int, *, floats: bool) -> GemvBlock:
-    """The program size for `rows` rows of x: a lane has one cell of each row at a time."""
+    """The program size for `rows` rows of x: a lane has one cell of each row at a time.
+
+    The sizes are the fastest on an H200: many programs of one warp, with a single row of the weight
+    where it is long.
+    """
     warp = 64 if target_family() == "gfx942" else 32
-    cells = min(128, max(warp, triton.next_power_of_2(weight.cells)))
-    return GemvBlock(rows=2 if floats or rows > 4 else 4, cells=cells, warps=cells // warp)
+    if floats:
+        cells = min(128, max(warp, triton.next_power_of_2(weight.cells)))
+        return GemvBlock(rows=2, cells=cells, warps=cells // warp)
+    return GemvBlock(rows=1 if rows <= 2 and weight.cells > LONG else 2, cells=warp, warps=1)
 
 
 def tile(rows: int) -> Tile:
     """The tile for `rows` rows of x, or of each expert."""
     config = tuning()
     m = max(16, min(config.block_m, triton.next_power_of_2(rows)))
-    return Tile(m, config.block_n, config.block_cells, config.num_warps, config.num_stages)
+    cells = config.block_cells * (2 if m == 16 else 1)
+    return Tile(m, config.block_n, cells, config.num_warps, config.num_stages)
 
 
 def wide_tile(rows: int) -> Tile:

@@ -16,7 +16,7 @@ from ostro.quant.planes.quant_matmul import gemm, gemv
 from ostro.quant.planes.quant_matmul.tiles import tensor_cores, tuning
 from ostro.quant.planes.quant_matmul.weight import TritonWeight, prepare
 
-WORKSPACE = 1 << 26  # elements of a weight dequantized at a time
+WORKSPACE = 1 << 27  # elements of a weight dequantized at a time
 
 
 def matmul(x: Tensor, planes: Planes) -> Tensor:
@@ -32,7 +32,8 @@ def matmul(x: Tensor, planes: Planes) -> Tensor:
 def matmul_exact(x: Tensor, planes: Planes) -> Tensor:
     """See the package."""
     weight = prepare(planes)
-    if len(x) <= tuning().gemv_rows:
+    config = tuning()
+    if len(x) <= (config.float_rows if tensor_cores(x.dtype) else config.gemv_rows):
         return gemv.floats(x, weight, rows=block_rows(len(x), 4))
     return matmul_batch(x, weight)
 

@@ -22,6 +22,7 @@ from ostro.quant.planes.quant_matmul import (
     DEQUANTIZE,
     GROUPED_MATMUL,
     MATMUL,
+    gemm,
     gemv,
     naive,
     tiles,
@@ -237,6 +238,21 @@ def test_deterministic_rows_are_batch_invariant(call: Callable[..., Tensor]) -> 
     together = call(x, made)
     assert torch.equal(call(x[1:2], made), together[1:2])
     assert torch.equal(call(x[2:4], made), together[2:4])
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype", "vectors"), [(4, HALF, True), (5, HALF, False), (8, FLOAT, True)], ids=str
+)
+def test_rows_that_are_not_quantized_use_tiles_early(
+    rows: int, dtype: torch.dtype, vectors: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensor cores multiply five rows faster than vectors of float32; they have no float32."""
+    made, x = planes(**KINDS["8 bits, float table"]), some_rows(rows, 96, dtype)
+    calls: list[int] = []
+    monkeypatch.setattr(gemv, "floats", lambda x, *_, **__: calls.append(len(x)) or x)
+    monkeypatch.setattr(gemm, "matmul", lambda x, _: x)
+    kernels.matmul(x, made)
+    assert calls == [rows] * vectors
 
 
 @pytest.mark.parametrize(("rows", "gemm_rows"), [(2, 512), (9, 512), (9, 8)])
