@@ -48,6 +48,26 @@ class TestFolder:
         write(folder / "generation_config.json", eos_token_id=[1, 2])
         assert load_tokenizer(folder).eos_ids == {1, 2}
 
+    @pytest.mark.parametrize("named", ["generation_config.json", "config.json", "eos_token"])
+    def test_ends_are_control_tokens_though_the_vocabulary_says_otherwise(
+        self, folder: Path, named: str
+    ) -> None:
+        backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        end = backend.token_to_id("<think>")  # an added token that is not special
+        if named == "eos_token":
+            write(folder / "tokenizer_config.json", eos_token="<think>")
+        else:
+            write(folder / named, eos_token_id=[1, end])
+        tokenizer = load_tokenizer(folder)
+        assert end in tokenizer.eos_ids and "<think>" in tokenizer.controls
+        assert end not in tokenizer.encode("a<think>") and tokenizer.split("<think>") == [end]
+
+    def test_an_ordinary_word_that_ends_a_generation_stays_text(self, folder: Path) -> None:
+        word = load_tokenizer(folder).encode("a", special=False)[0]
+        write(folder / "generation_config.json", eos_token_id=[1, word])
+        tokenizer = load_tokenizer(folder)
+        assert tokenizer.eos_ids == {1, word} and tokenizer.decode([word]) == "a"
+
     def test_truncation_and_padding_in_the_file_are_switched_off(self, folder: Path) -> None:
         backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
         backend.enable_truncation(2)
