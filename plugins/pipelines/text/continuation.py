@@ -44,8 +44,8 @@ class PromptContinuation:
     ) -> None:
         """Stop strings stay in the text with `keep_stop`. `echo` is the prompt's text if the
         response begins with it. `prompt_logprobs` are reported if requested; choices are numbered
-        from `first`. `parser` makes the parser of a choice, and `controls` are the control tokens
-        that it gets.
+        from `first`. `parser` makes the parser of a choice; `controls` are the control tokens, for
+        it and for stop strings.
         """
         self.request, self.tokenizer, self.echo = request, tokenizer, echo
         self.prompt_logprobs = prompt_logprobs
@@ -56,12 +56,14 @@ class PromptContinuation:
         self.usage = Usage(prompt=len(request.tokens), **media)
         self.generations: list[str] = []
         rules = request.sampling
+        texts = (controls or {}).values()
+        stopping = [text for text in texts if any(text in stop for stop in stops)]
         self.returned = rules.n
         self.choices = [
             Choice(
                 first + index,
                 tokenizer.detokenizer(prompt=request.tokens),
-                Stop(stops, keep=keep_stop),
+                Stop(stops, keep=keep_stop, controls=stopping),
                 min_tokens=rules.min_tokens,
                 logprobs=rules.logprobs is not None,
                 parser=None if parser is None else parser(),
