@@ -28,6 +28,8 @@ class PromptContinuation:
 
     returned: int
     report_logprobs = True
+    echoes_text = False
+    """Whether `echo` is the text of the request, with its control tokens."""
 
     def __init__(
         self,
@@ -103,12 +105,20 @@ class PromptContinuation:
         if self.echo is None:
             index = self.choices[0].index
             return [TextDelta(index=index, prompt_logprobs=reported)] if reported else []
-        tokens, detokenizer = self.request.tokens, self.tokenizer.detokenizer()
-        texts = [detokenizer.add([token]) for token in tokens]
+        tokens, texts = self.request.tokens, self.texts_of_prompt()
         deltas = [choice.echo(self.echo, tokens, texts, known) for choice in self.choices]
         for delta in deltas:
             delta.prompt_logprobs = reported
         return deltas
+
+    def texts_of_prompt(self) -> list[str]:
+        """The texts of the prompt's tokens in `echo`; tokens around a text have none."""
+        tokens, around = self.request.tokens, self.tokenizer
+        detokenizer = around.detokenizer(skip_special=not self.echoes_text)
+        before = len(around.prefix) if self.echoes_text else 0
+        after = len(around.suffix) if self.echoes_text else 0
+        inner = tokens[before : len(tokens) - after]
+        return [""] * before + [detokenizer.add([token]) for token in inner] + [""] * after
 
     def logprobs_of_prompt(self, output: TokenOutput) -> list[TokenLogprobs | None] | None:
         """The prompt's logprobs as the engine reports them, one entry per token."""

@@ -42,6 +42,19 @@ class TestFolder:
         assert load_tokenizer(folder).encode("a")[::2] == [0, 1]
         assert load_tokenizer(folder).encode("a", special=False)[::2] != [0, 1]
 
+    def test_a_text_that_begins_with_bos_gets_another_as_in_transformers(
+        self, folder: Path
+    ) -> None:
+        transformers = pytest.importorskip("transformers")
+        backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        backend.post_processor = tokenizers.processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", 0)]
+        )
+        backend.save(str(folder / "tokenizer.json"))
+        theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=f"{folder}/tokenizer.json")
+        ours = load_tokenizer(folder).encode("<s>a", parse_special=True)
+        assert ours == theirs("<s>a")["input_ids"] and ours[:2] == [0, 0]
+
     def test_generation_config_names_further_ends(self, folder: Path) -> None:
         write(folder / "config.json", eos_token_id=7)
         assert load_tokenizer(folder).eos_ids == {7, 1}
@@ -101,6 +114,10 @@ class TestFolder:
         tokenizer = Tokenizer(backend)
         assert tokenizer.encode("a") == [tokenizer.id("▁a")]
         assert tokenizer.encode("a", start=False) == [tokenizer.id("a")]
+        backend.add_special_tokens(["<s>"])
+        tokenizer = Tokenizer(backend)
+        assert tokenizer.encode("a<s>", parse_special=True) == [tokenizer.id("▁a"), 1]
+        assert tokenizer.encode("a<s>", parse_special=True, start=False) == [tokenizer.id("a"), 1]
 
     def test_clip_files_without_tokenizer_json(self, tmp_path: Path) -> None:
         transformers = pytest.importorskip("transformers")
