@@ -199,13 +199,23 @@ class Tokenizer:
         return None if text is None else self.backend.token_to_id(text)
 
     def piece(self, id: int) -> bytes:
-        """The bytes of one token in a text, control tokens included, b"" beyond the vocabulary."""
+        """The bytes of one token within a text, control tokens included, b"" beyond the vocabulary.
+
+        A word has the space before it, which some decoders leave out at the start of a text.
+        """
         piece = self._pieces.get(id)
         if piece is None:
-            if self._spelling is None:
-                return self.backend.decode([id], skip_special_tokens=False).encode()
-            piece = self._pieces[id] = self._spelling.spell(self.token(id))
+            piece = self._pieces[id] = self._spell(id)
         return piece
+
+    def _spell(self, id: int) -> bytes:
+        if self._spelling is not None:
+            return self._spelling.spell(self.token(id))
+        if id in self.control_ids:
+            return self.token(id).encode()
+        one, two = (self.backend.decode([id] * n, skip_special_tokens=False) for n in (1, 2))
+        after = two.removeprefix(one) if two.startswith(one) else ""
+        return (after or one).encode()
 
     def _encode_plain(self, view: tokenizers.Tokenizer, text: str) -> list[int]:
         found = _ids(view, text)

@@ -62,7 +62,6 @@ class Preparer:
         self.controls = {id: self.tokenizer.token(id) for id in self.tokenizer.control_ids}
         self.format = None if model.template is None else self.format_of(model.template)
         self.template_of = lru_cache(maxsize=64)(self.parse_template)
-        self.token_text = lru_cache(maxsize=65536)(self.decode_token)
 
     def parse_template(self, source: str) -> ChatTemplate:
         """A chat template with this tokenizer's special tokens. Raises TemplateError."""
@@ -134,9 +133,9 @@ class Preparer:
         found = {**sampling.processors, GRAMMAR: grammar}
         return check_ends(replace(sampling, processors=found))
 
-    def decode_token(self, token: int) -> str:
-        """The text of one token, special tokens included."""
-        return self.tokenizer.decode([token], skip_special=False)
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes of one token in a text, the name of a control token."""
+        return self.tokenizer.piece(token)
 
     def context_of(self, request: GenerationRequest | None) -> int:
         """The most tokens of prompt and output: those of the context, or fewer by the request.
