@@ -421,6 +421,6 @@ class TextPipeline(Protocol):
         """
         ...
 
-    def token_text(self, token: int) -> str:
-        """The text of one token, special tokens included."""
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes of one token in a text, the name of a control token."""
         ...

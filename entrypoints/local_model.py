@@ -142,42 +142,65 @@ class LocalModel:
 
     @overload
     def generate(
-        self, x: PromptLike, *, adapters: Adapters = (), n: None = None, **sampling: Any
+        self,
+        x: PromptLike,
+        *,
+        adapters: Adapters = (),
+        parse_special: bool = True,
+        n: None = None,
+        **sampling: Any,
     ) -> str: ...
 
     @overload
     def generate(
-        self, x: PromptLike, *, adapters: Adapters = (), n: int, **sampling: Any
+        self,
+        x: PromptLike,
+        *,
+        adapters: Adapters = (),
+        parse_special: bool = True,
+        n: int,
+        **sampling: Any,
     ) -> list[str]: ...
 
     def generate(
-        self, x: PromptLike, *, adapters: Adapters = (), n: int | None = None, **sampling: Any
+        self,
+        x: PromptLike,
+        *,
+        adapters: Adapters = (),
+        parse_special: bool = True,
+        n: int | None = None,
+        **sampling: Any,
     ) -> str | list[str]:
         """Generate the answer to a prompt, or with `n` a list of n. See `stream` for arguments."""
         given = sampling if n is None else {**sampling, "n": n}
         texts: dict[int, list[str]] = {}
-        for piece in self.stream(x, adapters=adapters, **given):
+        for piece in self.stream(x, adapters=adapters, parse_special=parse_special, **given):
             texts.setdefault(piece.index, []).append(piece.text)
         answers = ["".join(texts[index]) for index in sorted(texts)]
         return answers[0] if n is None else answers
 
     def stream(
-        self, x: PromptLike, *, adapters: Adapters = (), **sampling: Any
+        self,
+        x: PromptLike,
+        *,
+        adapters: Adapters = (),
+        parse_special: bool = True,
+        **sampling: Any,
     ) -> Generator[Piece]:
         """Yield the answer to a prompt while it is generated, one item per token.
 
         `sampling` are fields of `Sampling`; missing ones have the values of `sampling_defaults`,
         as over HTTP. The answer satisfies `schema` (a JSON schema, a pydantic model or a type), or
         matches `regex`, `choice`, or a grammar: `lark`, `gbnf`, `yacc`, `structural_tag`.
-        `adapters` are names, or scales by name: {"sql": 0.5, "style": 0.7}. Closing the generator
-        aborts the request. Several streams may be open at once. Raises UsageError, RequestError or
-        AdapterError.
+        `adapters` are names, or scales by name: {"sql": 0.5, "style": 0.7}. `parse_special` is that
+        of `prompt`. Closing the generator aborts the request. Several streams may be open at once.
+        Raises UsageError, RequestError or AdapterError.
         """
         text = self.text
         rules = text.sampling(sampling)
         if rules.prompt_logprobs is not None:
             raise UsageError("prompt_logprobs: use logits(), which returns all positions")
-        prompt = self.prompt(x, adapters=adapters)
+        prompt = self.prompt(x, adapters=adapters, parse_special=parse_special)
         continued = text.prepare(prompt, rules, adapters=adapter_refs(adapters))
         ended: set[int] = set()
         with closing(self.local.generate(continued.request)) as outputs:
@@ -235,10 +258,15 @@ class LocalModel:
         return None if make is None else make()
 
     def encode(
-        self, x: PromptLike, *, tools: Sequence[Any] | None = None, **options: Any
+        self,
+        x: PromptLike,
+        *,
+        tools: Sequence[Any] | None = None,
+        parse_special: bool = True,
+        **options: Any,
     ) -> list[int]:
-        """Return the token ids of a prompt. The chat template formats messages."""
-        return self.prompt(x, tools=tools, **options).tokens
+        """Return the token ids of a prompt. See `prompt` for arguments."""
+        return self.prompt(x, tools=tools, parse_special=parse_special, **options).tokens
 
     def prompt(
         self,
@@ -246,17 +274,20 @@ class LocalModel:
         *,
         tools: Sequence[Any] | None = None,
         adapters: Adapters = (),
+        parse_special: bool = True,
         **options: Any,
     ) -> Prompt:
         """Return the token ids of a prompt, with the media of its messages.
 
-        `options` are variables of the chat template: the model's, or that of the only adapter if
-        it has one. Raises Unsupported for media that the model does not support.
+        Control tokens in a text become their ids, unless `parse_special` is False; those in
+        messages are text. `options` are variables of the chat template: the model's, or that of
+        the only adapter if it has one. Raises Unsupported for media that the model does not
+        support.
         """
         if isinstance(x, Prompt):
             return x
         if isinstance(x, str):
-            return Prompt(tokens=self.tokenizer.encode(x))
+            return Prompt(tokens=self.tokenizer.encode(x, parse_special=parse_special))
         try:
             items: list[Any] = list(x)
             if not items or not isinstance(items[0], Mapping):

@@ -85,6 +85,15 @@ def _spell_byte_level(token: str) -> bytes:
         return token.encode()
 
 
+def token_name(piece: bytes) -> str:
+    """The text of a token's bytes; a part of a character has OpenAI's form "bytes:\\xf0\\x9f"."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        shown = (chr(b) if 0x20 <= b < 0x7F and b != 0x5C else f"\\x{b:02x}" for b in piece)
+        return "bytes:" + "".join(shown)
+
+
 class Detokenizer:
     """Converts a stream of ids to text, in constant time per token.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,8 @@ def build_tokenizer(
     ids = {
         role: id for role, text in known.items() if (id := backend.token_to_id(text)) is not None
     }
+    ends = _ends(root, ids.get("eos_token"))
+    _mark_controls(backend, ends)
     if prefix is None and suffix is None:
         before, after = _around(backend)
     else:
@@ -56,7 +58,7 @@ def build_tokenizer(
         backend,
         source=f"{root.name}/{file}",
         special_tokens=known,
-        eos_ids=_ends(root, ids.get("eos_token")),
+        eos_ids=ends,
         prefix=before,
         suffix=after,
         chat_template=_templates(root, config),
@@ -80,6 +82,15 @@ def _add_tokens(backend: tokenizers.Tokenizer, root: Path, config: Mapping[str, 
                 f"{actual}; the vocabulary has {backend.get_vocab_size()} tokens; the files are of "
                 "different tokenizers"
             )
+
+
+def _mark_controls(backend: tokenizers.Tokenizer, ids: Iterable[int]) -> None:
+    """Make added tokens control tokens, which some files do not mark as special."""
+    added = backend.get_added_tokens_decoder()
+    tokens = [added[id] for id in ids if id in added and not added[id].special]
+    for token in tokens:
+        token.special = True
+    backend.add_special_tokens(tokens)
 
 
 def _named(root: Path, config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

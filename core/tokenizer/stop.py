@@ -2,40 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
+
+MARKS = range(0xD800, 0xE000)
+"""Surrogates, which text does not contain: each stands for one control token."""
 
 
 class Stop:
     """Cuts streamed text at the first stop string.
 
     Text that may be the beginning of a stop string is held back. found: the stop string, None until
-    it occurs. keep: include the stop string in the text.
+    it occurs. keep: include the stop string in the text. controls: the control tokens of the
+    vocabulary; those that occur in stop strings match there as tokens and as text, and other
+    strings match text only.
     """
 
-    def __init__(self, strings: Sequence[str], *, keep: bool = False) -> None:
+    def __init__(
+        self, strings: Sequence[str], *, keep: bool = False, controls: Iterable[str] = ()
+    ) -> None:
         self.strings = strings
         self.keep = keep
         self.found: str | None = None
+        named = {text for text in controls if text and any(text in each for each in strings)}
+        longest_first = sorted(named, key=lambda text: (-len(text), text))
+        self._marks = dict(zip(longest_first, map(chr, MARKS), strict=False))
+        self._searched = {each: each for each in strings}
+        self._searched |= {self._marked(each): each for each in strings}
+        self._hidden = dict.fromkeys(map(ord, self._marks.values()))
         self._held = ""
 
-    def add(self, text: str) -> str:
-        """Add a piece and return the text that is certain to precede any stop string."""
+    @property
+    def controls(self) -> Iterable[str]:
+        """The control tokens in stop strings."""
+        return self._marks.keys()
+
+    def add(self, text: str, control: str = "") -> str:
+        """Add a piece, text or a control token in `controls`.
+
+        Returns the text that is certain to precede any stop string.
+        """
         if self.found is not None:
             return ""
-        text, self._held = self._held + text, ""
-        hits = [(at, s) for s in self.strings if (at := text.find(s)) >= 0]
+        text, self._held = self._held + text + self._marks.get(control, ""), ""
+        hits = [(at, s) for s in self._searched if (at := text.find(s)) >= 0]
         if hits:
-            at, self.found = min(hits)
-            return text[: at + len(self.found) * self.keep]
-        hold = max((self._overlap(text, s) for s in self.strings), default=0)
+            at, searched = min(hits)
+            self.found = self._searched[searched]
+            return self._visible(text[:at]) + self.found * self.keep
+        hold = max((self._overlap(text, s) for s in self._searched), default=0)
         cut = len(text) - hold
         self._held = text[cut:]
-        return text[:cut]
+        return self._visible(text[:cut])
 
     def rest(self) -> str:
         """Return the text held back, after the answer has ended without a stop string."""
         text, self._held = self._held, ""
-        return text
+        return self._visible(text)
+
+    def _marked(self, string: str) -> str:
+        """A stop string with marks in the places of its control tokens."""
+        if not self._marks:
+            return string
+        either = "|".join(map(re.escape, self._marks))
+        return re.sub(either, lambda match: self._marks[match[0]], string)
+
+    def _visible(self, text: str) -> str:
+        """Text without marks."""
+        return text.translate(self._hidden) if self._hidden else text
 
     @staticmethod
     def _overlap(text: str, string: str) -> int:

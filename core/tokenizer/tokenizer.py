@@ -51,7 +51,7 @@ class Tokenizer:
         self._spelling = Spelling.find(backend)
         self._pieces: dict[int, bytes] = {}
         self._plain = _view(backend)
-        self._inner = _without_prefix(self._plain)
+        self._inner, self._middle = _without_prefix(self._plain), _without_prefix(backend)
         self._controls = _pattern(added[id] for id in self.control_ids)
         self._added = {token.content: token for token in added.values()}
         self._ids = {added[id].content: id for id in self.control_ids}
@@ -77,7 +77,8 @@ class Tokenizer:
         """
         if not text.isascii():
             _check_unicode(text)
-        view = self.backend if parse_special else self._plain if start else self._inner
+        views = (self.backend, self._middle) if parse_special else (self._plain, self._inner)
+        view = views[0] if start else views[1]
         with tokenizer_errors(f"{self.source}: cannot encode"):
             if limit is not None:
                 self.check_size(len(text), limit)
@@ -89,22 +90,28 @@ class Tokenizer:
         return ids
 
     def encode_pair(
-        self, first: str, second: str | None = None, *, limit: int | None = None
+        self,
+        first: str,
+        second: str | None = None,
+        *,
+        parse_special: bool = False,
+        limit: int | None = None,
     ) -> tuple[list[int], list[int]]:
         """Convert a text or a pair of texts to ids and token type ids.
 
-        The model's special tokens are added; those in the texts are encoded as text. `limit` is
-        that of `encode`, for both texts together. Raises RequestError for text
-        that is not Unicode and ContextLengthExceeded for more than `limit` tokens.
+        The model's special tokens are added. `parse_special` is that of `encode`, `limit` as well,
+        for both texts together. Raises RequestError for text that is not Unicode and
+        ContextLengthExceeded for more than `limit` tokens.
         """
         texts = [first] if second is None else [first, second]
+        view = self.backend if parse_special else self._plain
         with tokenizer_errors(f"{self.source}: cannot encode"):
             for text in texts:
                 _check_unicode(text)
                 if limit is not None:
                     self.check_size(len(text), limit)
-                    check_length(text, limit, lambda piece: len(_ids(self._plain, piece)))
-            parts = self._plain.encode_batch(texts, add_special_tokens=False)
+                    check_length(text, limit, lambda piece: len(_ids(view, piece)))
+            parts = view.encode_batch(texts, add_special_tokens=False)
             length = sum(map(len, parts))
             if limit is not None and length > limit:
                 raise too_long(limit, length)
@@ -192,13 +199,23 @@ class Tokenizer:
         return None if text is None else self.backend.token_to_id(text)
 
     def piece(self, id: int) -> bytes:
-        """The bytes of one token in a text, control tokens included, b"" beyond the vocabulary."""
+        """The bytes of one token within a text, control tokens included, b"" beyond the vocabulary.
+
+        A word has the space before it, which some decoders leave out at the start of a text.
+        """
         piece = self._pieces.get(id)
         if piece is None:
-            if self._spelling is None:
-                return self.backend.decode([id], skip_special_tokens=False).encode()
-            piece = self._pieces[id] = self._spelling.spell(self.token(id))
+            piece = self._pieces[id] = self._spell(id)
         return piece
+
+    def _spell(self, id: int) -> bytes:
+        if self._spelling is not None:
+            return self._spelling.spell(self.token(id))
+        if id in self.control_ids:
+            return self.token(id).encode()
+        one, two = (self.backend.decode([id] * n, skip_special_tokens=False) for n in (1, 2))
+        after = two.removeprefix(one) if two.startswith(one) else ""
+        return (after or one).encode()
 
     def _encode_plain(self, view: tokenizers.Tokenizer, text: str) -> list[int]:
         found = _ids(view, text)
@@ -250,6 +267,7 @@ def _without_prefix(view: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     if first not in state:
         return view
     inner = _view(view)
+    inner.encode_special_tokens = view.encode_special_tokens
     never = copy.deepcopy(view.pre_tokenizer)
     never.__setstate__(state.replace(first, first.replace("first", "never")).encode())
     inner.pre_tokenizer = never

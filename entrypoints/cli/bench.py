@@ -199,7 +199,7 @@ def cost(args: argparse.Namespace, counts: list[int], engine: Engine) -> list[An
 def encode(tokenizer: Tokenizer, texts: list[str], template: str | None) -> list[list[int]]:
     """Token ids of texts, which become user messages if a chat template is given."""
     if template is None:
-        return [tokenizer.encode(text) for text in texts]
+        return [tokenizer.encode(text, parse_special=True) for text in texts]
     from ostro.core.chat import load_template, prompt_tokens
 
     found = load_template(tokenizer, file=Path(template))

@@ -87,6 +87,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--plain", action="store_true", help="print answers as they are, not as Markdown")
     add("--no-history", action="store_true", help="do not keep what is typed in the chat")
     add("--raw", action="store_true", help="continue the text, without a chat template")
+    add(
+        "--no-parse-special",
+        action="store_true",
+        help="with --raw: control tokens in the text are text (default: they become tokens)",
+    )
     add("--think", action=argparse.BooleanOptionalAction, help="enable or disable reasoning")
     add_sampling_options(group, *SAMPLING)
 
@@ -270,6 +275,7 @@ def make_conversation(args: argparse.Namespace) -> Conversation:
     return Conversation(
         system=args.system,
         think=args.think,
+        parse_special=not args.no_parse_special,
         sampling={name: x for name, x in values.items() if x not in (None, [])},
         adapters=dict(parse_choice(word) for word in applied),
     )
@@ -289,7 +295,9 @@ def read_schema(file: str) -> dict[str, Any]:
 
 
 def check_raw(args: argparse.Namespace) -> None:
-    """Raise UsageError for options of the chat template together with --raw."""
+    """Raise UsageError for options of the chat template with --raw, and of text without it."""
+    if args.no_parse_special and not args.raw:
+        raise UsageError("--no-parse-special requires --raw: messages have no control tokens")
     given = {
         "--system": args.system is not None,
         "--think": args.think is not None,

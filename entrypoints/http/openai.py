@@ -82,7 +82,7 @@ async def chat(request: Request) -> Response:
         await documents_of(request).state.room(caller_of(request).name)
     work = operations.chat(body, caller_of(request))
     generation = await unless_disconnected(request, work)
-    head, token_text = heading(request, "chatcmpl", generation.model), generation.token_text
+    head, token_bytes = heading(request, "chatcmpl", generation.model), generation.token_bytes
     if body.store:
         head["id"] = new_id(stored_chats.PREFIX)
     tier: Literal["default"] | UnsetType = UNSET if body.service_tier is None else "default"
@@ -91,12 +91,12 @@ async def chat(request: Request) -> Response:
         first = done.choices[0].prompt_logprobs
         return ChatCompletion(
             **head,
-            choices=[openai_types.chat_choice(choice, token_text) for choice in done.choices],
+            choices=[openai_types.chat_choice(choice, token_bytes) for choice in done.choices],
             usage=openai_types.usage(done.usage),
             metadata=unless_none(body.metadata),
             service_tier=tier,
             adapter_generations=unless_none(done.generations),
-            prompt_logprobs=openai_types.prompt_logprobs(first, token_text),
+            prompt_logprobs=openai_types.prompt_logprobs(first, token_bytes),
         )
 
     async def store(done: Completion) -> None:
@@ -106,7 +106,7 @@ async def chat(request: Request) -> Response:
     if body.stream:
 
         def to_choice(event: Event, first: bool) -> Any:
-            return openai_types.chat_chunk_choice(event, token_text, first)
+            return openai_types.chat_chunk_choice(event, token_bytes, first)
 
         def new_chunk(**fields: Any) -> ChatCompletionChunk:
             return ChatCompletionChunk(**head, service_tier=tier, **fields)
@@ -125,11 +125,11 @@ async def completions(request: Request) -> Response:
     body = await read_request(request, operations.completion_request, MAX_PROMPTS)
     work = operations.complete(body, caller_of(request), default_max_tokens=COMPLETION_TOKENS)
     generation = await unless_disconnected(request, work)
-    head, token_text = heading(request, "cmpl", generation.model), generation.token_text
+    head, token_bytes = heading(request, "cmpl", generation.model), generation.token_bytes
     if body.stream:
 
         def to_choice(event: Event, first: bool) -> Any:
-            return openai_types.completion_chunk_choice(event, token_text)
+            return openai_types.completion_chunk_choice(event, token_bytes)
 
         def new_chunk(**fields: Any) -> TextCompletionChunk:
             return TextCompletionChunk(**head, **fields)
@@ -138,7 +138,7 @@ async def completions(request: Request) -> Response:
     done = await unless_disconnected(request, generation.collect())
     content = TextCompletion(
         **head,
-        choices=[openai_types.completion_choice(choice, token_text) for choice in done.choices],
+        choices=[openai_types.completion_choice(choice, token_bytes) for choice in done.choices],
         usage=openai_types.usage(done.usage),
         adapter_generations=unless_none(done.generations),
     )

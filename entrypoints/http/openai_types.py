@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from ostro.core.engine.request import Finish, TokenLogprobs
 from ostro.core.pipeline import Usage
+from ostro.core.tokenizer.detokenizer import token_name
 from ostro.entrypoints.operations.text import (
     Choice,
     ChoiceEnd,
@@ -22,8 +23,8 @@ from ostro.entrypoints.operations.text import (
 
 MIN_LOGPROB = -9999.0
 """Replaces minus infinity, which JSON cannot represent."""
-TokenText = Callable[[int], str]
-"""Converts a token id to its text."""
+TokenBytes = Callable[[int], bytes]
+"""Converts a token id to its bytes."""
 ADAPTERS_HEADER = "x-adapter-generations"
 """Header with the adapter generations of a response whose body is not JSON."""
 T = TypeVar("T")
@@ -59,7 +60,11 @@ class TokenUsage(msgspec.Struct, kw_only=True):
 
 
 class TokenAlternative(msgspec.Struct, kw_only=True):
-    """A token that the model considered; `bytes` are those of its text in UTF-8."""
+    """A token that the model considered.
+
+    `bytes` are its part of the text in UTF-8; those of several tokens may make one character. Then
+    `token` has the form "bytes:\\xf0\\x9f".
+    """
 
     token: str
     logprob: float
@@ -80,7 +85,11 @@ class ChatLogprobs(msgspec.Struct, kw_only=True):
 
 
 class CompletionLogprobs(msgspec.Struct, kw_only=True):
-    """The log probabilities of a completion's tokens, in lists of equal lengths."""
+    """The log probabilities of a completion's tokens, in lists of equal lengths.
+
+    A part of a character has the name "bytes:\\xf0\\x9f", a token whose name another one has
+    "token_id:7".
+    """
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -263,7 +272,7 @@ def adapter_headers(generations: Sequence[str] | None) -> dict[str, str]:
     return {} if generations is None else {ADAPTERS_HEADER: ",".join(generations)}
 
 
-def chat_choice(choice: Choice, token_text: TokenText) -> ChatChoice:
+def chat_choice(choice: Choice, token_bytes: TokenBytes) -> ChatChoice:
     """Return a choice of a chat completion."""
     calls = [
         MessageToolCall(id=x.id, function=Function(name=x.name, arguments=x.arguments))
@@ -277,20 +286,20 @@ def chat_choice(choice: Choice, token_text: TokenText) -> ChatChoice:
             reasoning=choice.reasoning or UNSET,
             tool_calls=calls or UNSET,
         ),
-        logprobs=chat_logprobs(choice.logprobs, token_text),
+        logprobs=chat_logprobs(choice.logprobs, token_bytes),
         finish_reason=choice.finish,
         stop_reason=choice.stopped_by if choice.finish else UNSET,
     )
 
 
-def chat_chunk_choice(event: Event, token_text: TokenText, first: bool) -> ChatChunkChoice:
+def chat_chunk_choice(event: Event, token_bytes: TokenBytes, first: bool) -> ChatChunkChoice:
     """Return a choice of a chat chunk. The first one of a choice contains the role."""
     delta = ChatDelta()
     choice = ChatChunkChoice(index=event.index, delta=delta)
     match event:
         case TextPiece():
             delta.content = event.text or UNSET
-            choice.logprobs = chat_logprobs(event.logprobs, token_text)
+            choice.logprobs = chat_logprobs(event.logprobs, token_bytes)
         case ReasoningPiece():
             delta.reasoning_content = delta.reasoning = event.text
         case ToolCallStart():
@@ -309,41 +318,41 @@ def chat_chunk_choice(event: Event, token_text: TokenText, first: bool) -> ChatC
     return choice
 
 
-def completion_choice(choice: Choice, token_text: TokenText) -> TextChoice:
+def completion_choice(choice: Choice, token_bytes: TokenBytes) -> TextChoice:
     """Return a choice of a completion."""
     return TextChoice(
         index=choice.index,
         text=choice.text,
-        logprobs=completion_logprobs(choice, token_text),
+        logprobs=completion_logprobs(choice, token_bytes),
         finish_reason=choice.finish,
         stop_reason=choice.stopped_by if choice.finish else UNSET,
-        prompt_logprobs=prompt_logprobs(choice.prompt_logprobs, token_text),
+        prompt_logprobs=prompt_logprobs(choice.prompt_logprobs, token_bytes),
     )
 
 
-def completion_chunk_choice(event: Event, token_text: TokenText) -> TextChoice:
+def completion_chunk_choice(event: Event, token_bytes: TokenBytes) -> TextChoice:
     """Return a choice of a chunk of a completion."""
     choice = TextChoice(index=event.index)
     match event:
         case TextPiece():
             choice.text = event.text
-            choice.logprobs = completion_logprobs(event, token_text)
-            choice.prompt_logprobs = prompt_logprobs(event.prompt_logprobs, token_text)
+            choice.logprobs = completion_logprobs(event, token_bytes)
+            choice.prompt_logprobs = prompt_logprobs(event.prompt_logprobs, token_bytes)
         case ChoiceEnd():
             choice.finish_reason, choice.stop_reason = event.finish, event.stopped_by
     return choice
 
 
 def chat_logprobs(
-    entries: Sequence[TokenLogprobs | None] | None, token_text: TokenText
+    entries: Sequence[TokenLogprobs | None] | None, token_bytes: TokenBytes
 ) -> ChatLogprobs | None:
     """Return the log probabilities of a chat, None without any."""
     if entries is None:
         return None
 
     def fields(token: int, logprob: float) -> dict[str, Any]:
-        text = token_text(token)
-        return {"token": text, "logprob": finite(logprob), "bytes": list(text.encode())}
+        piece = token_bytes(token)
+        return {"token": token_name(piece), "logprob": finite(logprob), "bytes": list(piece)}
 
     return ChatLogprobs(
         content=[
@@ -358,41 +367,53 @@ def chat_logprobs(
 
 
 def completion_logprobs(
-    found: Choice | TextPiece, token_text: TokenText
+    found: Choice | TextPiece, token_bytes: TokenBytes
 ) -> CompletionLogprobs | None:
     """Return the log probabilities of a completion, None without any."""
     if found.logprobs is None:
         return None
     return CompletionLogprobs(
-        tokens=[token_text(token) for token in found.tokens],
+        tokens=[token_name(token_bytes(token)) for token in found.tokens],
         token_logprobs=[
             None if entry is None else finite(entry.logprob) for entry in found.logprobs
         ],
         top_logprobs=[
-            None
-            if entry is None
-            else {token_text(token): finite(logprob) for token, logprob in alternatives(entry)}
+            None if entry is None else named_logprobs(entry, token_bytes)
             for entry in found.logprobs
         ],
         text_offset=found.offsets,
     )
 
 
+def named_logprobs(entry: TokenLogprobs, token_bytes: TokenBytes) -> dict[str, float]:
+    """Return a token and its alternatives by name. The sampled token keeps its name."""
+    own = token_name(token_bytes(entry.token))
+    found: dict[str, float] = {}
+    for token, logprob in alternatives(entry):
+        name = token_name(token_bytes(token))
+        if token != entry.token and (name == own or name in found):
+            name = f"token_id:{token}"
+        found[name] = finite(logprob)
+    return found
+
+
 def prompt_logprobs(
-    entries: Sequence[TokenLogprobs | None] | None, token_text: TokenText
+    entries: Sequence[TokenLogprobs | None] | None, token_bytes: TokenBytes
 ) -> PromptLogprobs | UnsetType:
     """Return the log probabilities of the prompt, UNSET without any."""
     if entries is None:
         return UNSET
-    return [None if entry is None else ranked(entry, token_text) for entry in entries]
+    return [None if entry is None else ranked(entry, token_bytes) for entry in entries]
 
 
-def ranked(entry: TokenLogprobs, token_text: TokenText) -> dict[str, RankedToken]:
+def ranked(entry: TokenLogprobs, token_bytes: TokenBytes) -> dict[str, RankedToken]:
     """Return a token and its alternatives by id."""
     ranks = {token: rank for rank, (token, _) in enumerate(entry.top, 1)}
     return {
         str(token): RankedToken(
-            logprob=finite(logprob), rank=ranks.get(token), decoded_token=token_text(token)
+            logprob=finite(logprob),
+            rank=ranks.get(token),
+            decoded_token=token_name(token_bytes(token)),
         )
         for token, logprob in alternatives(entry)
     }

@@ -144,7 +144,7 @@ class Generation:
     def __init__(self, answer: Answer, model: str, pipeline: TextPipeline) -> None:
         self._answer = answer
         self.on_end: Callable[[Completion], Awaitable[None]] | None = None
-        self.model, self.choices, self.token_text = model, answer.choices, pipeline.token_text
+        self.model, self.choices, self.token_bytes = model, answer.choices, pipeline.token_bytes
 
     @property
     def usage(self) -> Usage:

@@ -19,12 +19,13 @@ class TokenizeRequest(ModelTarget, kw_only=True):
     """A text to convert to token ids.
 
     `add_special_tokens` adds those that the model expects around a text, such as BOS. With
-    `parse_special`, control tokens in the text become their ids; otherwise they are text.
+    `parse_special`, control tokens in the text become their ids, as in the prompts of completions;
+    otherwise they are text.
     """
 
     text: str
     add_special_tokens: bool = True
-    parse_special: bool = False
+    parse_special: bool = True
 
 
 class DetokenizeRequest(ModelTarget, kw_only=True):

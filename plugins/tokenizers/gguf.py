@@ -7,6 +7,7 @@ llama.cpp (src/llama-vocab.cpp, 2026).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import tokenizers
@@ -20,11 +21,32 @@ from ostro.plugins.tokenizers.pretokenizers import find_pretokenizer
 
 ENDS = (
     "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>",
-    "<|calls|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>", "[EOT]", "[EOS]",
-    "<end_of_utterance>", "<turn|>", "<|tool_response>", "<\uff5cend\u2581of\u2581sentence\uff5c>",
-    "[e~[",
+    "<|calls|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>", "\u2581<EOT>",
+    "[EOT]", "[EOS]", "<eos>", "<end_of_utterance>", "<turn|>", "<|tool_response>",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>", "[e~[",
+    # Fill in the middle: padding, the next repository, the next file.
+    "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]", "<|fim_repo|>", "<|repo_name|>",
+    "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>",
 )  # fmt: skip
-"""Texts of control tokens that end a turn; most files state only one of several."""
+"""Texts of tokens that end a generation; most files state only one of several."""
+
+END_IDS = (
+    "eot_token_id", "eom_token_id", "fim_pad_token_id", "fim_rep_token_id", "fim_sep_token_id",
+)  # fmt: skip
+"""Keys of tokens that end a generation, besides eos."""
+
+CONTROLS = {
+    *ENDS,
+    "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>",
+    "<fim_prefix>", "<fim_suffix>", "<fim_middle>",
+    "<fim-prefix>", "<fim-suffix>", "<fim-middle>",
+    "<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>",
+    "<|prefix|>", "<|suffix|>", "<|middle|>",
+    "<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>",
+    "<PRE>", "<SUF>", "<MID>",
+    "\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>",
+}  # fmt: skip
+"""Texts of control tokens, which some files mark as normal or user-defined."""
 
 ROLES = {
     "bos_token": "bos_token_id",
@@ -71,10 +93,12 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], *, source: str = "GGUF") ->
     backend.add_tokens(added)
     special = {role: text for role in ROLES if (text := pieces.token(rules.get(role)))}
     special |= {role: text for role in INFILL if (text := pieces.token(header.id(f"{role}_id")))}
-    ends = {token.content for token in added if token.special and token.content in ENDS}
+    controls = {token.content for token in added if token.special}
+    # Not any "</s>": vocabularies with tokens for HTML contain it as a tag.
+    ends = controls.intersection((*ENDS, "</s>"))
     if "<|return|>" in ends or "<|flush|>" in ends:
         ends.discard("<|end|>")  # in these formats it ends a message, not the turn
-    eos = [rules.get("eos_token"), header.id("eot_token_id"), header.id("eom_token_id")]
+    eos = [rules.get("eos_token"), *map(header.id, END_IDS)]
     return Tokenizer(
         backend,
         source=source,
@@ -119,11 +143,20 @@ class _Header:
         return value
 
     def pieces(self) -> Pieces:
-        """Read the vocabulary. Raises TokenizerError for different sizes and duplicate texts."""
+        """Read the vocabulary, with control tokens that are marked as other kinds.
+
+        Raises TokenizerError for different sizes and duplicate texts.
+        """
         texts = [text or f"[EMPTY_{id}]" for id, text in enumerate(self.array("tokens"))]
         scores = self.array("scores", [0.0] * len(texts))
         kinds = self.array("token_type", [Kind.NORMAL] * len(texts))
-        return Pieces(texts=texts, scores=scores, kinds=kinds, source=self.source)
+        pieces = Pieces(texts=texts, scores=scores, kinds=kinds, source=self.source)
+        named = {self.id(key) for key in ("eos_token_id", *END_IDS)}
+        kinds = [
+            Kind.CONTROL if text in CONTROLS or (id in named and text[:1] in ("<", "[")) else kind
+            for id, (text, kind) in enumerate(zip(texts, kinds, strict=True))
+        ]
+        return replace(pieces, kinds=kinds)
 
     def rules(self, *, bos: bool, eos: bool = False, **defaults: int) -> dict[str, Any]:
         """Read the special ids, and the ids before and after a text."""

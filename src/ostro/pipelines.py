@@ -55,7 +55,7 @@ from ostro.core.pipeline import (
 from ostro.core.pipeline import parse as parse_request
 from ostro.core.preparation import EXECUTOR as PREPARATION_EXECUTOR
 from ostro.core.tokenizer import Detokenizer, Tokenizer, build_tokenizer, load_tokenizer
-from ostro.core.tokenizer.detokenizer import byte_alphabet
+from ostro.core.tokenizer.detokenizer import byte_alphabet, token_name
 from ostro.core.tokenizer.errors import tokenizer_errors
 from ostro.core.tokenizer.stop import Stop
 from ostro.core.tokenizer.vocabulary import Vocabulary
@@ -145,6 +145,7 @@ __all__ = [
     "prompt_tokens",
     "resample",
     "split_media",
+    "token_name",
     "tokenizer_errors",
 ]
 

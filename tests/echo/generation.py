@@ -44,8 +44,8 @@ class ScriptedGeneration:
         self.events, self.error, self.closed = events, error, 0
         self.usage = usage or Usage(prompt=3, completion=2)
 
-    def token_text(self, token: int) -> str:
-        return f"<{token}>"
+    def token_bytes(self, token: int) -> bytes:
+        return b"<%d>" % token
 
     async def __aiter__(self) -> AsyncGenerator[Event, None]:
         for event in self.events:

@@ -21,6 +21,7 @@ from tiny.vision import make_vision
 
 import ostro
 from ostro.core.records import STARTER, Settings
+from ostro.core.tokenizer.detokenizer import token_name
 from ostro.entrypoints.cli import main
 from ostro.entrypoints.local_model import LocalModel, Piece
 
@@ -97,7 +98,7 @@ class Served:
         )
 
     def token_text(self, token: int) -> str:
-        return self.model.tokenizer.decode([token], skip_special=False)
+        return token_name(self.model.tokenizer.piece(token))
 
     def run(self, asked: Asked, capsys: pytest.CaptureFixture[str]) -> list[Answer]:
         words = ["run", "-m", self.reference, "-i", asked.text, "--json"]

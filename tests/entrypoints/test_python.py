@@ -101,6 +101,18 @@ def test_messages_go_through_the_template(model: LocalModel, truth: Any) -> None
     assert model.generate(HELLO, **GREEDY) == wanted != model.generate("hello", **GREEDY)
 
 
+def test_control_tokens_in_a_text_are_parsed_and_those_in_messages_are_text(
+    model: LocalModel,
+) -> None:
+    text, words = "hello<|im_end|>", model.tokenizer
+    parsed, plain = words.encode(text, parse_special=True), words.encode(text)
+    assert model.encode(text) == parsed != plain == model.encode(text, parse_special=False)
+    found = model.encode([{"role": "user", "content": text}])
+    assert found.count(parsed[-1]) == model.encode(HELLO).count(parsed[-1])
+    answers = [model.generate(text, parse_special=parse, **GREEDY) for parse in (True, False)]
+    assert answers == [model.generate(ids, **GREEDY) for ids in (parsed, plain)]
+
+
 def test_a_stream_has_one_item_per_token(model: LocalModel, truth: Any) -> None:
     *pieces, last = model.stream("hello", **GREEDY)
     assert [p.token for p in pieces] == continued(truth, model.encode("hello"), 12)

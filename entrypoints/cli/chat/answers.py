@@ -74,7 +74,7 @@ class Answer:
 def make_prompt(model: LocalModel, conversation: Conversation, *, raw: bool = False) -> Prompt:
     """The prompt of a conversation; with `raw` or without a chat template, its plain text."""
     if continues_text(model, conversation, raw=raw):
-        return model.prompt(join_text(conversation))
+        return model.prompt(join_text(conversation), parse_special=conversation.parse_special)
     options: dict[str, Any] = (
         {} if conversation.think is None else {"enable_thinking": conversation.think}
     )

@@ -29,13 +29,15 @@ class Conversation(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The messages of a chat, and the settings of its next answer.
 
     `sampling` are fields of `Sampling`; the model's defaults apply to the others. `adapters` are
-    scales by name. `think` enables or disables reasoning; None is the template's default. `model`
-    is the name of the model, in a file only.
+    scales by name. `think` enables or disables reasoning; None is the template's default.
+    `parse_special` converts control tokens in text without a template. `model` is the name of the
+    model, in a file only.
     """
 
     model: str | None = None
     system: str | None = None
     think: bool | None = None
+    parse_special: bool = True
     sampling: dict[str, Any] = {}
     adapters: dict[str, float] = {}
     messages: list[Message] = []

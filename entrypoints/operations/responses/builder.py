@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from ostro.core.engine.request import Finish, TokenLogprobs
 from ostro.core.store import new_id
+from ostro.core.tokenizer.detokenizer import token_name
 from ostro.entrypoints.operations.responses.events import (
     ArgumentsDelta,
     ArgumentsDone,
@@ -79,9 +80,9 @@ class ResponseBuilder:
     """
 
     def __init__(
-        self, response: Response, token_text: Callable[[int], str], *, logprobs: bool = False
+        self, response: Response, token_bytes: Callable[[int], bytes], *, logprobs: bool = False
     ) -> None:
-        self.response, self.token_text, self.logprobs = response, token_text, logprobs
+        self.response, self.token_bytes, self.logprobs = response, token_bytes, logprobs
         self.open: OpenText | None = None
         self.calls: dict[int, tuple[int, FunctionCallItem, list[str]]] = {}
         self.finish: Finish | None = None
@@ -241,9 +242,9 @@ class ResponseBuilder:
         return found
 
     def alternative(self, token: int, logprob: float) -> AlternativeToken:
-        text = self.token_text(token)
+        piece = self.token_bytes(token)
         return AlternativeToken(
-            token=text, logprob=max(logprob, MIN_LOGPROB), bytes=list(text.encode())
+            token=token_name(piece), logprob=max(logprob, MIN_LOGPROB), bytes=list(piece)
         )
 
 

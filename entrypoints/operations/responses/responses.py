@@ -312,7 +312,7 @@ class ResponseRun:
 
     def __post_init__(self) -> None:
         self.builder = ResponseBuilder(
-            self.response, self.generation.token_text, logprobs=self.request.wants_logprobs
+            self.response, self.generation.token_bytes, logprobs=self.request.wants_logprobs
         )
 
     async def generated(self) -> AsyncGenerator[ResponseEvent, None]:

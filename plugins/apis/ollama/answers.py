@@ -20,7 +20,7 @@ from ostro.http import (
     ToolCallArguments,
     ToolCallStart,
 )
-from ostro.pipelines import TokenLogprobs
+from ostro.pipelines import TokenLogprobs, token_name
 from ostro.plugins.apis.ollama.schema import (
     OllamaChatResponse,
     OllamaFunction,
@@ -34,7 +34,7 @@ from ostro.plugins.apis.ollama.schema import (
 
 MIN_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot express."""
-TokenText = Callable[[int], str]
+TokenBytes = Callable[[int], bytes]
 
 
 class Part(msgspec.Struct, kw_only=True):
@@ -148,16 +148,16 @@ async def parts(generation: Generation, clock: Clock) -> AsyncGenerator[Part, No
     async with aclosing(generation):
         async for event in generation:
             clock.note_event()
-            part = part_of(event, calls, generation.token_text)
+            part = part_of(event, calls, generation.token_bytes)
             if part != Part():
                 yield part
 
 
-def part_of(event: Event, calls: ToolCalls, token_text: TokenText) -> Part:
+def part_of(event: Event, calls: ToolCalls, token_bytes: TokenBytes) -> Part:
     """Return the part of a response that an event stands for; it may be empty."""
     match event:
         case TextPiece():
-            return Part(text=event.text, logprobs=logprobs_of(event.logprobs, token_text))
+            return Part(text=event.text, logprobs=logprobs_of(event.logprobs, token_bytes))
         case ReasoningPiece():
             return Part(thinking=event.text)
         case ToolCallStart():
@@ -173,15 +173,16 @@ def part_of(event: Event, calls: ToolCalls, token_text: TokenText) -> Part:
 
 
 def logprobs_of(
-    entries: Sequence[TokenLogprobs | None] | None, token_text: TokenText
+    entries: Sequence[TokenLogprobs | None] | None, token_bytes: TokenBytes
 ) -> list[OllamaLogprob] | None:
     """Return the log probabilities of tokens, None if they were not requested."""
     if entries is None:
         return None
 
     def fields(token: int, logprob: float) -> dict[str, Any]:
-        text = token_text(token)
-        return {"token": text, "logprob": max(logprob, MIN_LOGPROB), "bytes": list(text.encode())}
+        piece = token_bytes(token)
+        probability = max(logprob, MIN_LOGPROB)
+        return {"token": token_name(piece), "logprob": probability, "bytes": list(piece)}
 
     return [
         OllamaLogprob(

@@ -30,8 +30,8 @@ class TokenizeBody(ModelTarget, kw_only=True):
     """A text in `prompt` (vLLM) or `content` (llama.cpp), or the messages of a chat.
 
     `add_special_tokens`, or `add_special`, adds the tokens that the model expects around a text:
-    by default for `prompt`. `parse_special` converts control tokens in the text: by default in
-    `content`. `return_token_strs` adds the entries of the vocabulary, `with_pieces` replaces each
+    by default for `prompt`. `parse_special`, which is the default, converts control tokens in the
+    text. `return_token_strs` adds the entries of the vocabulary, `with_pieces` replaces each
     id with the id and its text.
     """
 
@@ -107,7 +107,7 @@ def text_of(body: TokenizeBody) -> TokenizeRequest:
     return TokenizeRequest(
         text=body.prompt or body.content or "",
         add_special_tokens=next((each for each in wanted if each is not None), vllm),
-        parse_special=not vllm if body.parse_special is None else body.parse_special,
+        parse_special=body.parse_special is not False,
         **{name: getattr(body, name) for name in TARGET},
     )
 

@@ -43,7 +43,8 @@ class Choice:
     ) -> None:
         """Stop strings count only after `min_tokens`; `logprobs`: report those of tokens.
 
-        `parser` finds reasoning and calls; `controls` are the spellings of control tokens for it.
+        `parser` finds reasoning and calls; `controls` are the spellings of control tokens for it
+        and for stop strings.
         """
         self.index = index
         self.tokens = self.reasoning_tokens = 0
@@ -93,6 +94,8 @@ class Choice:
             if self._entries is not None:
                 self._entries.append((self._length, token, entry))
             events += self._pass(self._parse(token))
+            if self.tokens > self._min_tokens and (control := self._stop_control(token)):
+                events += self._stop_at(control)
             if self._stop.found is not None:
                 return self._end(events, "stop", self._stop.found)
         if output.finish is None:
@@ -100,13 +103,30 @@ class Choice:
         events += self._pass(self._rest())
         if self._stop.found is not None:
             return self._end(events, "stop", self._stop.found)
+        # The token that ended the answer may be the last one of a stop string.
+        events.append(Text(self._stop.add("", self._stop_control(output.stopped_by))))
         events.append(Text(self._stop.rest()))
         return self._end(events, output.finish, output.stopped_by)
+
+    def _stop_control(self, token: int | None) -> str:
+        """The text of a control token that a stop string contains, "" for other tokens."""
+        text = "" if token is None else self._controls.get(token, "")
+        return text if text in self._stop.controls else ""
+
+    def _stop_at(self, control: str) -> list[OutputEvent]:
+        """The events that precede a control token; the last ones if it completes a stop string."""
+        if self._stop.found is not None:
+            return []
+        events: list[OutputEvent] = [Text(self._stop.add("", control))]
+        if self._stop.found is not None and self._parser is not None:
+            events += self._parser.finish()
+        return events
 
     def _parse(self, token: int) -> list[OutputEvent]:
         """The events of a token; it counts as reasoning if reasoning is the next event."""
         if self._parser is None:
-            return [Text(self._detokenizer.add([token]))]
+            flushes = bool(self._stop_control(token))
+            return [Text(self._detokenizer.flush() if flushes else self._detokenizer.add([token]))]
         if token in self._controls:
             events = self._parser.add(Piece(self._detokenizer.flush(), self._controls[token]))
         else:
@@ -143,11 +163,10 @@ class Choice:
         self, events: Sequence[OutputEvent], finish: Finish, stopped_by: str | int | None
     ) -> TextDelta:
         self.done = True
-        if isinstance(stopped_by, str):
-            if self._entries:
-                end = self._sent + len(text_of(events))
-                self._entries = [each for each in self._entries if each[0] < end]
-        elif finish == "stop" and self._called:
+        if self._stop.found is not None and self._entries:
+            end = self._sent + len(text_of(events))
+            self._entries = [each for each in self._entries if each[0] < end]
+        if finish == "stop" and self._called and not isinstance(stopped_by, str):
             finish = "tool_calls"
         delta = self._delta(events, all=True)
         delta.finish, delta.stopped_by = finish, stopped_by

@@ -28,6 +28,8 @@ class PromptContinuation:
 
     returned: int
     report_logprobs = True
+    echoes_text = False
+    """Whether `echo` is the text of the request, with its control tokens."""
 
     def __init__(
         self,
@@ -44,8 +46,8 @@ class PromptContinuation:
     ) -> None:
         """Stop strings stay in the text with `keep_stop`. `echo` is the prompt's text if the
         response begins with it. `prompt_logprobs` are reported if requested; choices are numbered
-        from `first`. `parser` makes the parser of a choice, and `controls` are the control tokens
-        that it gets.
+        from `first`. `parser` makes the parser of a choice; `controls` are the control tokens, for
+        it and for stop strings.
         """
         self.request, self.tokenizer, self.echo = request, tokenizer, echo
         self.prompt_logprobs = prompt_logprobs
@@ -56,12 +58,14 @@ class PromptContinuation:
         self.usage = Usage(prompt=len(request.tokens), **media)
         self.generations: list[str] = []
         rules = request.sampling
+        texts = (controls or {}).values()
+        stopping = [text for text in texts if any(text in stop for stop in stops)]
         self.returned = rules.n
         self.choices = [
             Choice(
                 first + index,
                 tokenizer.detokenizer(prompt=request.tokens),
-                Stop(stops, keep=keep_stop),
+                Stop(stops, keep=keep_stop, controls=stopping),
                 min_tokens=rules.min_tokens,
                 logprobs=rules.logprobs is not None,
                 parser=None if parser is None else parser(),
@@ -101,12 +105,20 @@ class PromptContinuation:
         if self.echo is None:
             index = self.choices[0].index
             return [TextDelta(index=index, prompt_logprobs=reported)] if reported else []
-        tokens, detokenizer = self.request.tokens, self.tokenizer.detokenizer()
-        texts = [detokenizer.add([token]) for token in tokens]
+        tokens, texts = self.request.tokens, self.texts_of_prompt()
         deltas = [choice.echo(self.echo, tokens, texts, known) for choice in self.choices]
         for delta in deltas:
             delta.prompt_logprobs = reported
         return deltas
+
+    def texts_of_prompt(self) -> list[str]:
+        """The texts of the prompt's tokens in `echo`; tokens around a text have none."""
+        tokens, around = self.request.tokens, self.tokenizer
+        detokenizer = around.detokenizer(skip_special=not self.echoes_text)
+        before = len(around.prefix) if self.echoes_text else 0
+        after = len(around.suffix) if self.echoes_text else 0
+        inner = tokens[before : len(tokens) - after]
+        return [""] * before + [detokenizer.add([token]) for token in inner] + [""] * after
 
     def logprobs_of_prompt(self, output: TokenOutput) -> list[TokenLogprobs | None] | None:
         """The prompt's logprobs as the engine reports them, one entry per token."""

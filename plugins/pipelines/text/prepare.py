@@ -62,7 +62,6 @@ class Preparer:
         self.controls = {id: self.tokenizer.token(id) for id in self.tokenizer.control_ids}
         self.format = None if model.template is None else self.format_of(model.template)
         self.template_of = lru_cache(maxsize=64)(self.parse_template)
-        self.token_text = lru_cache(maxsize=65536)(self.decode_token)
 
     def parse_template(self, source: str) -> ChatTemplate:
         """A chat template with this tokenizer's special tokens. Raises TemplateError."""
@@ -134,13 +133,9 @@ class Preparer:
         found = {**sampling.processors, GRAMMAR: grammar}
         return check_ends(replace(sampling, processors=found))
 
-    def decode_token(self, token: int) -> str:
-        """The text of one token, special tokens included."""
-        return self.tokenizer.decode([token], skip_special=False)
-
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a text. Raises ContextLengthExceeded for more than the context."""
-        return self.tokenizer.encode(text, limit=self.model.context)
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes of one token in a text, the name of a control token."""
+        return self.tokenizer.piece(token)
 
     def context_of(self, request: GenerationRequest | None) -> int:
         """The most tokens of prompt and output: those of the context, or fewer by the request.
@@ -346,7 +341,7 @@ class Preparer:
                 param="n",
             )
         for i, given in enumerate(prompts):
-            tokens = self.prompt_ids(given, request.suffix or "", infill)
+            tokens = self.prompt_ids(given, request, infill)
             check_length(sampling, len(tokens), context)
             rules = sampling
             if sampling.max_tokens is None and default_max_tokens is not None:
@@ -355,23 +350,31 @@ class Preparer:
             one = self.prepare(prompt, rules, adapters=adapters, request=request, first=first)
             one.returned, one.report_logprobs = returned, request.logprobs is not None
             if request.echo:
+                one.echoes_text = isinstance(given, str)
                 one.echo = given if isinstance(given, str) else self.tokenizer.decode(given)
             found.append(one)
         return found
 
     def prompt_ids(
-        self, given: str | list[int], suffix: str, infill: InfillTokens | None
+        self, given: str | list[int], request: CompletionRequest, infill: InfillTokens | None
     ) -> list[int]:
-        """The token ids of a prompt; with `infill` of one between a prefix and a suffix."""
+        """The token ids of a prompt; with `infill` of one between a prefix and a suffix.
+
+        Raises ContextLengthExceeded for a text of more tokens than the context.
+        """
+        stated = request.parse_special
+        encode = partial(
+            self.tokenizer.encode,
+            # With a suffix the texts are code from an editor, which may spell control tokens.
+            parse_special=infill is None if stated is None else stated,
+            limit=self.model.context,
+        )
         if infill is None:
-            return self.encode(given) if isinstance(given, str) else given
-
-        def encode(text: str) -> list[int]:
-            limit = self.model.context
-            return self.tokenizer.encode(text, special=False, start=False, limit=limit)
-
+            return encode(given) if isinstance(given, str) else given
+        encode = partial(encode, special=False, start=False)
         before = encode(given) if isinstance(given, str) else given
-        return [*self.tokenizer.prefix, *infill.prompt(before, encode(suffix))]
+        after = encode(request.suffix or "")
+        return [*self.tokenizer.prefix, *infill.prompt(before, after)]
 
     def sampling(self, values: Mapping[str, Any]) -> Sampling:
         """Sampling from fields of `Sampling`; the model's defaults apply to the others.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from ostro.errors import ContextLengthExceeded, RequestError, Unsupported
@@ -150,7 +151,8 @@ def dry_of(request: GenerationRequest, tokenizer: Tokenizer) -> Dry | None:
         raise RequestError(
             f"at most {MAX_BREAKERS} breakers of 1..64 characters", param="dry_sequence_breakers"
         )
-    ends = [tokenizer.encode("a" + string, special=False)[-1] for string in strings]
+    encode = partial(tokenizer.encode, special=False, parse_special=True)
+    ends = [encode("a" + string)[-1] for string in strings]
     given: dict[str, Any] = {
         "multiplier": request.dry_multiplier,
         "base": request.dry_base,

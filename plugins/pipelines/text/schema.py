@@ -231,7 +231,11 @@ class ChatRequest(GenerationRequest, kw_only=True):
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
-    """Prompts to continue: text or token ids, one or several."""
+    """Prompts to continue: text or token ids, one or several.
+
+    Control tokens in a text become their ids, unless `parse_special` is false; with a `suffix` they
+    are text, unless it is true.
+    """
 
     unsupported: ClassVar[Mapping[str, str]] = {
         **UNSUPPORTED,
@@ -239,9 +243,11 @@ class CompletionRequest(GenerationRequest, kw_only=True):
         "service_tier": "a service tier of completions; use /v1/chat/completions",
         "store": "storing completions of prompts; use /v1/chat/completions",
     }
+    extensions: ClassVar[frozenset[str]] = EXTENSIONS | {"parse_special"}
 
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
     echo: bool | None = None
     suffix: str | None = None
+    parse_special: bool | None = None
     best_of: int | None = None

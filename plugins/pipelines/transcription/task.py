@@ -20,7 +20,15 @@ import msgspec
 
 from ostro import Item, JobRequest
 from ostro.errors import Unsupported
-from ostro.pipelines import AdapterRef, AsyncEngine, Samples, Sampling, ServedModel, TokenRequest
+from ostro.pipelines import (
+    AdapterRef,
+    AsyncEngine,
+    Samples,
+    Sampling,
+    ServedModel,
+    TokenRequest,
+    token_name,
+)
 from ostro.plugins.pipelines.transcription.alignment import first_rows
 from ostro.plugins.pipelines.transcription.controls import Controls
 from ostro.plugins.pipelines.transcription.options import Options
@@ -171,8 +179,8 @@ class TranscriptionTask:
         for token, logprob in zip(tokens, logprobs, strict=True):
             if token < self.controls.end:
                 piece = self.model.require_tokenizer().piece(token)
-                text = piece.decode(errors="replace")
-                found.append(TokenLogprob(token=text, bytes=list(piece), logprob=logprob))
+                name = token_name(piece)
+                found.append(TokenLogprob(token=name, bytes=list(piece), logprob=logprob))
         return found
 
     def text(self, tokens: Sequence[int]) -> str:

@@ -213,10 +213,10 @@ class Vectors:
         """
         tokenizer, limit = self.model.require_tokenizer(), self.model.context
         if keep is None:
-            return tokenizer.encode(text, limit=limit)
+            return tokenizer.encode(text, parse_special=True, limit=limit)
         end, size = tokenizer.suffix, keep
         while True:
-            ids = tokenizer.encode(text[:size])
+            ids = tokenizer.encode(text[:size], parse_special=True)
             if size >= len(text) or len(ids) > keep + MARGIN:
                 return ids if len(ids) <= keep else [*ids[: max(keep - len(end), 0)], *end]
             size *= 2
@@ -237,7 +237,8 @@ class Vectors:
         for i, (first, second) in enumerate(pairs):
             with named(i):
                 if second is None or self.template is None:
-                    pieces.append(tokenizer.encode_pair(first, second, limit=limit))
+                    pair = tokenizer.encode_pair(first, second, parse_special=True, limit=limit)
+                    pieces.append(pair)
                 else:
                     ids = self.encode_template(self.template, first, second)
                     pieces.append((ids, [0] * len(ids)))

@@ -9,7 +9,7 @@ from tiny.steps import count_lines
 from tiny.vocabularies import bert_folder, pieces, scored
 
 from ostro.core.tokenizer import load_tokenizer
-from ostro.core.tokenizer.detokenizer import Detokenizer
+from ostro.core.tokenizer.detokenizer import Detokenizer, token_name
 
 
 class TestStreaming:
@@ -41,6 +41,25 @@ class TestStreaming:
         texts = {0: b"", 1: b" a", 2: b" b"}
         stream = Detokenizer(texts.__getitem__, skip=frozenset({3}), strip_space=True)
         assert [stream.add(ids) for ids in ([3], [0], [1], [2])] == ["", "", "a", " b"]
+
+    def test_names_of_tokens(self) -> None:
+        names = {
+            b"a": "a", b" hi": " hi", "\u00e9".encode(): "\u00e9", b"": "",
+            b"\xf0\x9f": r"bytes:\xf0\x9f", b" \xf0": r"bytes: \xf0", b"\\\xff": r"bytes:\x5c\xff",
+        }  # fmt: skip
+        assert {piece: token_name(piece) for piece in names} == names
+        tokenizer = scored("\u2581a", "a")
+        every = [token_name(tokenizer.piece(id)) for id in range(3 + 128, tokenizer.vocab_size)]
+        assert len({*every}) == len(every), "bytes beyond ASCII, and words with a space or without"
+
+    def test_the_bytes_of_wordpiece_tokens_join_to_the_text(self, tmp_path: Path) -> None:
+        tokenizer = load_tokenizer(bert_folder(tmp_path))
+        ids = tokenizer.encode("unaffable, un unaff!", special=False)
+        written = b"".join(tokenizer.piece(id) for id in ids).decode()
+        assert written == " unaffable, un unaff!" == f" {tokenizer.decode(ids)}"
+        assert tokenizer.piece(2) == b"[CLS]" and tokenizer.piece(999) == b""
+        names = {token_name(tokenizer.piece(id)) for id in range(tokenizer.vocab_size)}
+        assert len(names) == tokenizer.vocab_size
 
     def test_wordpiece_streams_too(self, tmp_path: Path) -> None:
         tokenizer = load_tokenizer(bert_folder(tmp_path))

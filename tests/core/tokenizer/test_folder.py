@@ -42,11 +42,44 @@ class TestFolder:
         assert load_tokenizer(folder).encode("a")[::2] == [0, 1]
         assert load_tokenizer(folder).encode("a", special=False)[::2] != [0, 1]
 
+    def test_a_text_that_begins_with_bos_gets_another_as_in_transformers(
+        self, folder: Path
+    ) -> None:
+        transformers = pytest.importorskip("transformers")
+        backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        backend.post_processor = tokenizers.processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", 0)]
+        )
+        backend.save(str(folder / "tokenizer.json"))
+        theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=f"{folder}/tokenizer.json")
+        ours = load_tokenizer(folder).encode("<s>a", parse_special=True)
+        assert ours == theirs("<s>a")["input_ids"] and ours[:2] == [0, 0]
+
     def test_generation_config_names_further_ends(self, folder: Path) -> None:
         write(folder / "config.json", eos_token_id=7)
         assert load_tokenizer(folder).eos_ids == {7, 1}
         write(folder / "generation_config.json", eos_token_id=[1, 2])
         assert load_tokenizer(folder).eos_ids == {1, 2}
+
+    @pytest.mark.parametrize("named", ["generation_config.json", "config.json", "eos_token"])
+    def test_ends_are_control_tokens_though_the_vocabulary_says_otherwise(
+        self, folder: Path, named: str
+    ) -> None:
+        backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        end = backend.token_to_id("<think>")  # an added token that is not special
+        if named == "eos_token":
+            write(folder / "tokenizer_config.json", eos_token="<think>")
+        else:
+            write(folder / named, eos_token_id=[1, end])
+        tokenizer = load_tokenizer(folder)
+        assert end in tokenizer.eos_ids and "<think>" in tokenizer.controls
+        assert end not in tokenizer.encode("a<think>") and tokenizer.split("<think>") == [end]
+
+    def test_an_ordinary_word_that_ends_a_generation_stays_text(self, folder: Path) -> None:
+        word = load_tokenizer(folder).encode("a", special=False)[0]
+        write(folder / "generation_config.json", eos_token_id=[1, word])
+        tokenizer = load_tokenizer(folder)
+        assert tokenizer.eos_ids == {1, word} and tokenizer.decode([word]) == "a"
 
     def test_truncation_and_padding_in_the_file_are_switched_off(self, folder: Path) -> None:
         backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -81,6 +114,10 @@ class TestFolder:
         tokenizer = Tokenizer(backend)
         assert tokenizer.encode("a") == [tokenizer.id("▁a")]
         assert tokenizer.encode("a", start=False) == [tokenizer.id("a")]
+        backend.add_special_tokens(["<s>"])
+        tokenizer = Tokenizer(backend)
+        assert tokenizer.encode("a<s>", parse_special=True) == [tokenizer.id("▁a"), 1]
+        assert tokenizer.encode("a<s>", parse_special=True, start=False) == [tokenizer.id("a"), 1]
 
     def test_clip_files_without_tokenizer_json(self, tmp_path: Path) -> None:
         transformers = pytest.importorskip("transformers")

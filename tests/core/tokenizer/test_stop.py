@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 from tiny.steps import count_lines
@@ -51,6 +52,35 @@ def test_nothing_comes_after_the_end() -> None:
     stop = Stop(["b"])
     assert stop.add("abab") == "a" and stop.found == "b"
     assert stop.add("abab") == ""
+
+
+@pytest.mark.parametrize(
+    ("pieces", "strings", "text", "found"),
+    [
+        (["a", "b", "<e>", "c"], ["<e>"], "ab", "<e>"),
+        (["ab", "<e>", "c"], ["b<e>"], "a", "b<e>"),
+        (["ab", "<e>", "cd"], ["<e>c"], "ab", "<e>c"),
+        (["ab", "<e>", "<f>", "c"], ["b<e><f>"], "a", "b<e><f>"),
+        (["ab", "<e>", "c"], ["e"], "abc", None),
+        (["ab", "<e>", "c"], [">", "<", "<e"], "abc", None),
+        (["ab", "<e>", "c"], ["<e>", "e>c"], "ab", "<e>"),
+        (["ab", "<e>", "c"], ["b<e>x", "c"], "ab", "c"),
+        (["ab", "<e>"], ["b<e>x"], "ab", None),
+        (["ab<", "e>", "c"], ["<e>"], "ab", "<e>"),
+        (["a", "<f>", "c"], ["<e>", "ac"], "", "ac"),
+        (["a", "<ee>", "<e>", "c"], ["<ee>x", "<e>"], "a", "<e>"),
+    ],
+)
+def test_a_control_token_in_a_stop_string(
+    pieces: list[str], strings: list[str], text: str, found: str | None
+) -> None:
+    for keep in (False, True):
+        stop, out = Stop(strings, keep=keep, controls=["<e>", "<f>", "<ee>"]), ""
+        for piece in pieces:
+            control = re.fullmatch("<..?>", piece)
+            out += stop.add("", piece) if control else stop.add(piece)
+        out += "" if stop.found else stop.rest()
+        assert (out, stop.found) == (text + (found or "") * keep, found)
 
 
 @pytest.mark.parametrize("seed", range(200))

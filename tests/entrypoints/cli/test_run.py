@@ -65,6 +65,16 @@ def test_raw_is_continued_as_it_is(ostro, tiny: str, model: LocalModel) -> None:
     assert ran.out != reply_of(model, "hello") + "\n"
 
 
+def test_control_tokens_in_raw_text(ostro, tiny: str, model: LocalModel) -> None:
+    text = "hello<|im_end|>"
+    for option in ([], ["--no-parse-special"]):
+        wanted = model.generate(text, parse_special=not option, temperature=0, max_tokens=12)
+        ran = ostro("run", "-m", tiny, *GREEDY, "--raw", *option, "-i", text)
+        assert ran.out == wanted + "\n"
+    ran = ostro("run", "-m", tiny, "--no-parse-special", "-i", text)
+    assert ran.code == 2 and "--no-parse-special requires --raw" in ran.err
+
+
 def test_a_stop_string_ends_the_answer(ostro, tiny: str, model: LocalModel) -> None:
     whole = reply_of(model, "hello")
     stop = whole[4:6]

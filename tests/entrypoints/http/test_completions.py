@@ -37,6 +37,35 @@ def test_max_total_tokens_is_a_shorter_context(server: Any) -> None:
     assert ask("abcd", max_total_tokens=10**6).status_code == 200
 
 
+def test_control_tokens_in_prompts(server: Any) -> None:
+    """They are parsed as in vLLM, llama.cpp and transformers, unless the request says otherwise."""
+    text, tokens = "a<|im_start|>b<|im_end|>", [97, 256, 98, 257]
+    for prompt in (text, [text, text]):
+        server.complete(prompt, max_tokens=1)
+        assert server.echo.seen[-1].tokens == tokens
+    server.complete(text, max_tokens=1, parse_special=False)
+    assert server.echo.seen[-1].tokens == list(text.encode())
+    assert server.complete(text, parse_special="no").json()["error"]["param"] == "parse_special"
+    assert server.chat(text, parse_special=True).status_code == 400
+
+
+def test_a_control_token_breaks_repetitions(server: Any) -> None:
+    server.complete("a", dry_multiplier=0.5, dry_sequence_breakers=["<|im_end|>", "b"])
+    assert server.echo.seen[-1].sampling.dry.breakers == (257, 98)
+
+
+def test_the_echo_of_control_tokens(server: Any) -> None:
+    text = "a<|im_start|>b"
+    fields = {"echo": True, "logprobs": 0, "max_tokens": 2, "ignore_eos": True}
+    choice = server.complete(text, **fields).json()["choices"][0]
+    assert choice["text"] == text + "a"
+    assert choice["logprobs"]["tokens"] == ["a", "<|im_start|>", "b", "a", "<|im_start|>"]
+    assert choice["logprobs"]["text_offset"] == [0, 1, 13, 14, 15]
+    choice = server.complete([97, 256, 98], **fields).json()["choices"][0]
+    assert choice["text"] == "aba"
+    assert choice["logprobs"]["text_offset"] == [0, 1, 1, 2, 3]
+
+
 def test_best_of(server: Any, monkeypatch: Any) -> None:
     """The choices with the highest mean log probability are returned, best first."""
     draw = server.echo.draw

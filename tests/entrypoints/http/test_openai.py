@@ -9,6 +9,9 @@ from typing import Any
 import openai
 import pytest
 
+from ostro.core.engine.request import TokenLogprobs
+from ostro.entrypoints.http.openai_types import named_logprobs
+
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
 HI = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 SAID = "user\nhi\nassistant\n"
@@ -146,9 +149,56 @@ def test_chat_logprobs(server: Any) -> None:
     assert server.chat("hi").json()["choices"][0]["logprobs"] is None
 
 
+PARTS = "ok \U0001f600 \u00e9!"
+"""Characters of one to four tokens."""
+
+
+def test_the_bytes_of_tokens_are_those_of_the_text(server: Any) -> None:
+    fields = {"logprobs": True, "top_logprobs": 20, "max_tokens": 60}
+    answers = [server.chat(PARTS, **fields).json()["choices"][0]]
+    messages = [{"role": "user", "content": PARTS}]
+    events = server.events(CHAT, messages=messages, **fields)
+    choices = [choice for event in events for choice in event["choices"]]
+    content = [x for c in choices if c["logprobs"] for x in c["logprobs"]["content"]]
+    text = "".join(choice["delta"].get("content", "") for choice in choices)
+    answers.append({"message": {"content": text}, "logprobs": {"content": content}})
+    for answer in answers:
+        entries = [x for x in answer["logprobs"]["content"] if not x["token"].startswith("<|")]
+        text = answer["message"]["content"]
+        assert PARTS in text and bytes(b for x in entries for b in x["bytes"]) == text.encode()
+        for entry in entries:
+            tops = [bytes(top["bytes"]) for top in entry["top_logprobs"]]
+            assert len({*tops}) == len({top["token"] for top in entry["top_logprobs"]})
+            assert "\ufffd".encode() not in tops
+
+
+def test_names_of_alternatives_are_unique(server: Any) -> None:
+    for start in (120, 127, 190, 230, 240):
+        prompt = [start, 0xC3, 0xA9]
+        for stream in (False, True):
+            fields = {"prompt": prompt, "logprobs": 20, "max_tokens": 3}
+            answers = [server.post(COMPLETE, **fields).json()]
+            if stream:
+                answers = server.events(COMPLETE, **fields)
+            choices = [choice for answer in answers for choice in answer["choices"]]
+            found = [x["logprobs"] for x in choices if x["logprobs"]]
+            tops = [top for each in found for top in each["top_logprobs"]]
+            assert [len(top) for top in tops] == [20, 20, 20]
+            tokens = [token for each in found for token in each["tokens"]]
+            assert all(token in top for token, top in zip(tokens, tops, strict=True))
+
+
+def test_two_tokens_with_one_name() -> None:
+    spelled = {1: b"A", 2: b"A", 3: b"\xf0", 4: b"", 5: b""}
+    entry = TokenLogprobs(2, -2.0, ((1, -1.0), (3, -1.5), (4, -3.0), (5, -4.0)))
+    assert named_logprobs(entry, spelled.__getitem__) == {
+        "token_id:1": -1.0, "A": -2.0, r"bytes:\xf0": -1.5, "": -3.0, "token_id:5": -4.0,
+    }  # fmt: skip
+
+
 def test_completion_logprobs(server: Any) -> None:
     found = server.complete("aé", logprobs=1).json()["choices"][0]["logprobs"]
-    assert found["tokens"] == ["a", "\ufffd", "\ufffd"]
+    assert found["tokens"] == ["a", r"bytes:\xc3", r"bytes:\xa9"]
     assert found["text_offset"] == [0, 1, 1]
     assert found["token_logprobs"] == pytest.approx([-0.097, -0.195, -0.169])
     assert found["top_logprobs"][0] == {"a": pytest.approx(-0.097)}

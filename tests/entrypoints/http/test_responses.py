@@ -121,6 +121,13 @@ def test_fields_are_echoed(client: openai.OpenAI) -> None:
     assert len(message.content[0].logprobs[0].top_logprobs) == 1
 
 
+def test_the_bytes_of_tokens_are_those_of_the_text(client: openai.OpenAI) -> None:
+    found: Any = client.responses.create(model="echo", input="\U0001f600", include=LOGPROBS)
+    entries = found.output[0].content[0].logprobs
+    written = b"".join(bytes(x.bytes) for x in entries if not x.token.startswith("<|"))
+    assert "\U0001f600" in found.output_text and written == found.output_text.encode()
+
+
 def test_the_stream_has_every_event_in_order(client: openai.OpenAI) -> None:
     events: list[Any] = [
         *client.responses.create(

@@ -38,8 +38,8 @@ class Deltas:
 
 
 class Pipeline:
-    def token_text(self, token: int) -> str:
-        return f"<{token}>"
+    def token_bytes(self, token: int) -> bytes:
+        return b"<%d>" % token
 
 
 def generation(*deltas: TextDelta, choices: int = 1) -> tuple[Generation, Deltas]:

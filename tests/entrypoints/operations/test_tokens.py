@@ -79,9 +79,9 @@ def test_a_count_may_exceed_the_context(operations: Operations) -> None:
 
 def test_control_tokens_in_texts(operations: Operations) -> None:
     text = "<|im_start|>"
-    assert run(operations.tokenize(TokenizeRequest(text=text))).tokens == list(text.encode())
-    parsed = TokenizeRequest(text=text, parse_special=True)
-    assert run(operations.tokenize(parsed)).tokens == [START_ID]
+    assert run(operations.tokenize(TokenizeRequest(text=text))).tokens == [START_ID]
+    plain = TokenizeRequest(text=text, parse_special=False)
+    assert run(operations.tokenize(plain)).tokens == list(text.encode())
     assert START_ID not in run(operations.tokenize(chat(operations, text))).tokens[1:-11]
 
 

@@ -43,12 +43,21 @@ def test_two_of_three_names_are_not_enough() -> None:
         InfillTokens.find(tokenizer_with("<fim_prefix>", "<fim_suffix>"))
 
 
+def preparer_of(tokenizer: Tokenizer) -> Preparer:
+    return Preparer(served_echo(tokenizer, context=100, vocab=300, template=None))
+
+
+def test_control_tokens_around_the_middle_are_text_unless_requested() -> None:
+    preparer = preparer_of(tokenizer_with(*NAMES[0]))
+    middle = NAMES[0][2]
+    for fields, tokens in (({}, middle.encode()), ({"parse_special": True}, [260])):
+        request = parse({"prompt": f"a{middle}", "suffix": "b", **fields}, CompletionRequest)
+        (one,) = preparer.prepare_completion(request, default_max_tokens=16)
+        assert one.request.tokens == [258, 97, *tokens, 259, 98, 260]
+
+
 def test_a_prompt_with_a_suffix() -> None:
-    preparer = Preparer(
-        served_echo(
-            tokenizer_with(*NAMES[0], "<|endoftext|>"), context=100, vocab=300, template=None
-        )
-    )
+    preparer = preparer_of(tokenizer_with(*NAMES[0], "<|endoftext|>"))
     for prompt in ("ab", [97, 98]):
         request = parse({"prompt": prompt, "suffix": "c"}, CompletionRequest)
         (one,) = preparer.prepare_completion(request, default_max_tokens=16)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -10,12 +11,13 @@ from typing import Any
 
 import pytest
 from echo.engine import EchoEngine
-from echo.model import make_model, served_echo
+from echo.model import END, END_ID, START, START_ID, make_model, served_echo
 from echo.thread import ThreadEngine
 
 from ostro.core.engine.request import Sampling, TokenLogprobs, TokenOutput, TokenRequest
 from ostro.core.errors import ContextLengthExceeded, RequestError, TemplateError, Unsupported
 from ostro.core.output import CallEnd, CallStart, Piece
+from ostro.core.output import Text as OutputText
 from ostro.core.pipeline import SamplingDefaults, TextDelta, parse
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.tokenizer import Tokenizer, load_tokenizer
@@ -205,6 +207,108 @@ def test_a_stop_string_counts_after_the_least_number_of_tokens(
         if not choice.done:
             shown += choice.add(output_of(letter)).text
     assert (shown, choice.done) == (text, True)
+
+
+CONTROLS = {START_ID: START, END_ID: END}
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("stop", [END, f"b{END}", f"{END}{START}", f"b{END}a", "b", "im", END[0]])
+def test_a_stop_string_with_a_control_token_stops_as_in_transformers(
+    tokenizer: Tokenizer, stop: str, seed: int
+) -> None:
+    rng = random.Random(seed)
+    ids = rng.choices([*b"ab", START_ID, END_ID], [4, 4, 1, 2], k=30)
+    parts = {256: "\0", 257: "\1"}  # what a stop string of ordinary text does not match
+    whole = "".join(parts.get(id) or chr(id) for id in ids)
+    wanted = stop.replace(START, "\0").replace(END, "\1")
+    if stop == wanted:  # control tokens between the letters of a text do not matter
+        whole = whole.replace("\0", "").replace("\1", "")
+    elif START not in stop:
+        whole = whole.replace("\0", "")
+    cut, found, _ = whole.partition(wanted)
+    expected = cut.replace("\0", "").replace("\1", "")
+    for size in (1, 7, 30):
+        for keep in (False, True):
+            choice = Choice(
+                0, tokenizer.detokenizer(), Stop([stop], keep=keep, controls=[START, END]),
+                logprobs=True, controls=CONTROLS,
+            )  # fmt: skip
+            deltas = []
+            for start in range(0, 30, size):
+                if not choice.done:
+                    tokens = ids[start : start + size]
+                    known = [TokenLogprobs(id, -1.0) for id in tokens]
+                    deltas.append(choice.add(TokenOutput(id="a", tokens=tokens, logprobs=known)))
+            if not choice.done:
+                deltas.append(choice.add(TokenOutput(id="a", finish="length")))
+            text = "".join(delta.text for delta in deltas)
+            assert text == expected + stop * (keep and bool(found))
+            assert deltas[-1].finish == ("stop" if found else "length")
+            assert deltas[-1].stopped_by == (stop if found else None)
+            letters = [id for delta in deltas for id in delta.tokens if id < 256]
+            if not keep:
+                assert bytes(letters).decode() == text
+
+
+def test_a_control_token_that_stops_keeps_what_precedes_it(tokenizer: Tokenizer) -> None:
+    def choice() -> Choice:
+        stop = Stop([END, f"x{END}"], controls=[END])
+        return Choice(0, tokenizer.detokenizer(), stop, controls=CONTROLS)
+
+    half = choice()
+    assert half.add(TokenOutput(id="a", tokens=[0xC3, END_ID, ord("b")])).text == "\ufffd"
+    assert half.done
+    ended = choice().add(TokenOutput(id="a", tokens=[*b"ax"], finish="stop", stopped_by=END_ID))
+    assert (ended.text, ended.finish, ended.stopped_by) == ("a", "stop", END_ID)
+
+
+def test_a_control_token_stops_after_the_least_number_of_tokens(tokenizer: Tokenizer) -> None:
+    stop = Stop([END], controls=[END])
+    choice = Choice(0, tokenizer.detokenizer(), stop, controls=CONTROLS, min_tokens=2)
+    first = choice.add(TokenOutput(id="a", tokens=[97, END_ID, 98]))
+    last = choice.add(TokenOutput(id="a", tokens=[END_ID, 99]))
+    assert (first.text + last.text, last.finish, last.stopped_by) == ("ab", "stop", END)
+
+
+class Unclosed:
+    """A parser that holds all text back until the end."""
+
+    reasoning = None
+
+    def __init__(self) -> None:
+        self.held = ""
+
+    def add(self, piece: Piece) -> list[Any]:
+        self.held += piece.text
+        return []
+
+    def finish(self) -> list[Any]:
+        return [OutputText(self.held)]
+
+
+def test_a_control_token_that_stops_ends_the_parser(tokenizer: Tokenizer) -> None:
+    parser: Any = Unclosed()
+    stop = Stop([END], controls=[END])
+    choice = Choice(0, tokenizer.detokenizer(), stop, parser=parser, controls=CONTROLS)
+    delta = choice.add(TokenOutput(id="a", tokens=[97, 98, END_ID, 99]))
+    assert (delta.text, delta.finish, delta.stopped_by) == ("ab", "stop", END)
+
+
+def test_stop_strings_of_requests_match_control_tokens(tokenizer: Tokenizer) -> None:
+    async def test(text: Text, echo: EchoEngine) -> None:
+        for extra in ({}, {"include_stop_str_in_output": True}):
+            asked = completion([97, 98, START_ID, 99], n=2, stop=START, **extra)
+            found: dict[int, list[TextDelta]] = {0: [], 1: []}
+            answer = await text.complete(asked)
+            async for delta in answer:
+                found[delta.index].append(delta)
+            for deltas in found.values():
+                assert "".join(delta.text for delta in deltas) == "ab" + START * bool(extra)
+                assert (deltas[-1].finish, deltas[-1].stopped_by) == ("stop", START)
+            assert answer.usage.completion == 6
+
+    with_text(tokenizer, test)
 
 
 class Calls:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from echo.model import END_ID, make_model, served_echo
+from echo.model import END, END_ID, START, START_ID, make_model, served_echo
 
 from ostro.core.errors import ContextLengthExceeded, RequestError
 from ostro.core.tokenizer import load_tokenizer
@@ -35,6 +35,15 @@ def test_longer_inputs_are_truncated_before_the_suffix(vectors: Vectors) -> None
     for wrong in (0, -2, 7):
         with pytest.raises(RequestError, match=r"neither -1 nor within 1\.\.6"):
             vectors.limit(wrong)
+
+
+def test_control_tokens_in_texts_are_parsed(vectors: Vectors) -> None:
+    assert vectors.encode([f"a{START}b"], "") == [[97, START_ID, 98, END_ID]]
+    assert vectors.encode([f"a{START}" * 9], "", vectors.limit(4)) == [[97, START_ID, 97, END_ID]]
+    assert vectors.encode_pairs([(START, None), ("a", f"{END}b")]) == [
+        ([START_ID], [0]),
+        ([97, END_ID, 98], [0, 0, 0]),
+    ]
 
 
 def test_texts_are_cut_after_a_token(vectors: Vectors) -> None:

@@ -7,11 +7,30 @@ from typing import Any
 
 import pytest
 from tiny.vocabularies import header
+from tokenizers import pre_tokenizers
 
 from ostro.core.errors import TokenizerError
 from ostro.core.tokenizer import load_tokenizer
-from ostro.plugins.tokenizers.gguf import tokenizer_from_gguf
+from ostro.plugins.tokenizers.gguf import END_IDS, ENDS, tokenizer_from_gguf
+from ostro.plugins.tokenizers.pieces import Kind
 from ostro.plugins.tokenizers.pretokenizers import RULES, find_pretokenizer
+
+LAST = 259
+
+
+def with_token(text: str, kind: int, model: str = "gpt2", **changes: Any) -> dict[str, Any]:
+    """The header of a vocabulary of bytes, with one more token: id 259."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    if model not in ("gpt2", "gemma4"):
+        changes = {"scores": [0.0] * 260, "unknown_token_id": 256, **changes}
+    return header(
+        model=model,
+        pre=None if model == "gemma4" else "qwen2",
+        tokens=[*alphabet, "[UNK]", "aa", "bb", text],
+        token_type=[Kind.NORMAL] * LAST + [kind],
+        merges=[],
+        **changes,
+    )
 
 
 class TestGGUF:
@@ -23,6 +42,37 @@ class TestGGUF:
         assert end not in tokenizer.encode("ab<|im_end|>")
         assert tokenizer.encode("ab<user> ab")[1:] == [user, tokenizer.id("Ġab")]
         assert tokenizer.split("a<|im_end|>b") == ["a", end, "b"]
+
+    @pytest.mark.parametrize("kind", [Kind.NORMAL, Kind.CONTROL, Kind.USER_DEFINED, Kind.UNUSED])
+    @pytest.mark.parametrize("model", ["gpt2", "gemma4", "llama", "t5", "bert"])
+    def test_ends_of_a_turn_are_control_tokens_of_any_kind(self, model: str, kind: int) -> None:
+        # In a vocabulary of WordPiece the first letter of this one marks the beginning of a word.
+        for text in {*ENDS} - ({"\u2581<EOT>"} if model == "bert" else set()):
+            tokenizer = tokenizer_from_gguf(with_token(text, kind, model))
+            end, ids = LAST, tokenizer.encode(f"a{text}b", special=False)
+            assert tokenizer.token(end) == text and end in tokenizer.eos_ids
+            assert end not in ids and tokenizer.decode([end]) == ""
+            parsed = tokenizer.encode(f"a{text}b", special=False, parse_special=True)
+            assert [id for id in parsed if id == end] == [end]
+
+    @pytest.mark.parametrize("key", ["eos_token_id", *END_IDS])
+    def test_ends_that_the_header_names_are_control_tokens(self, key: str) -> None:
+        tokenizer = tokenizer_from_gguf(with_token("<|mine|>", Kind.NORMAL, **{key: LAST}))
+        assert LAST in tokenizer.eos_ids and tokenizer.controls == {"<|mine|>"}
+        assert tokenizer.split("a<|mine|>") == ["a", LAST]
+
+    def test_tokens_that_do_not_end_a_turn_keep_their_kind(self) -> None:
+        for text, kind in (("</s>", Kind.USER_DEFINED), ("<b>", Kind.NORMAL), ("ab", Kind.NORMAL)):
+            tokenizer = tokenizer_from_gguf(with_token(text, kind))
+            assert not tokenizer.controls and tokenizer.eos_ids == {0}
+        infill = tokenizer_from_gguf(with_token("<|fim_middle|>", Kind.NORMAL))
+        assert infill.controls == {"<|fim_middle|>"} and infill.eos_ids == {0}
+
+    def test_in_harmony_a_message_ends_without_the_turn(self) -> None:
+        metadata = with_token("<|end|>", Kind.NORMAL)
+        metadata["tokenizer.ggml.tokens"][0] = "<|return|>"
+        tokenizer = tokenizer_from_gguf(metadata)
+        assert tokenizer.controls == {"<|return|>", "<|end|>"} and tokenizer.eos_ids == {0}
 
     def test_tokens_for_fill_in_the_middle(self) -> None:
         metadata = header()

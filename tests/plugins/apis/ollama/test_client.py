@@ -79,6 +79,8 @@ def test_generate(client: ollama.Client) -> None:
     assert [each.token for each in raw.logprobs] == ["h", "i"]
     assert raw.logprobs[0].top_logprobs and len(raw.logprobs[0].top_logprobs) == 2
     assert raw.logprobs[0].logprob == pytest.approx(-ord("h") / 1000)
+    whole = client.generate("echo", "\u00e9", raw=True, logprobs=True)
+    assert [each.token for each in whole.logprobs or ()] == [r"bytes:\xc3", r"bytes:\xa9"]
     pieces = list(client.generate("echo", "hi", raw=True, stream=True))
     assert "".join(each.response or "" for each in pieces) == "hi" and pieces[-1].done
 

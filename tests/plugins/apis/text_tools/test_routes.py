@@ -38,7 +38,9 @@ def test_a_text_as_at_vllm(server: Any) -> None:
         "token_strs": ["h", "Ã", "©"],
     }
     assert post(server, DETOKENIZE, tokens=found["tokens"])["prompt"] == "hé"
-    assert post(server, TOKENIZE, prompt="<|im_end|>")["tokens"] == list(b"<|im_end|>")
+    assert post(server, TOKENIZE, prompt="<|im_end|>")["tokens"] == [END_ID]
+    plain = post(server, TOKENIZE, prompt="<|im_end|>", parse_special=False)
+    assert plain["tokens"] == list(b"<|im_end|>")
     assert post(server, TOKENIZE, prompt="")["count"] == 0
 
 

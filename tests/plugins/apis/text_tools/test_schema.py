@@ -12,9 +12,9 @@ from ostro.plugins.apis.text_tools.schema import TokenizeBody, text_of
 @pytest.mark.parametrize(
     ("fields", "special", "parsed"),
     [
-        ({"prompt": "a"}, True, False),
+        ({"prompt": "a"}, True, True),
         ({"content": "a"}, False, True),
-        ({"prompt": "a", "add_special_tokens": False, "parse_special": True}, False, True),
+        ({"prompt": "a", "add_special_tokens": False, "parse_special": False}, False, False),
         ({"content": "a", "add_special": True, "parse_special": False}, True, False),
     ],
 )
