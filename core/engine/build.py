@@ -30,6 +30,7 @@ from ostro.core.errors import CheckpointError, Unsupported, UsageError, nearest
 from ostro.core.failure import Failures
 from ostro.core.load.describe import DTYPES
 from ostro.core.load.model import LoadedModel, describe
+from ostro.core.load.open import begin_id
 from ostro.core.nn import CachedLayer, TokenModel
 from ostro.core.ops import Target
 from ostro.core.plugins.manager import PluginManager
@@ -42,6 +43,8 @@ MAX_CPU_GRAPH_ROWS = 8
 """Rows of the largest decode step that is captured on CPU: Python is a small part of larger ones.
 """
 
+PROBE = 128
+"""Tokens of the prompt that shows whether float16 overflows."""
 QUANTIZED_KV = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 """Quantized dtypes of the K/V cache, stored with scales; not every cache kind supports them."""
 
@@ -276,7 +279,7 @@ def make_ready(engine: Engine, loaded: LoadedModel, *, lazily: bool = False) -> 
     With `lazily`, the CPU captures each size of step when it first occurs. Raises CheckpointError
     for NaN or Inf: the weights are damaged, or float16 is too narrow.
     """
-    check_finite(engine.runner.logits([probe_token(engine)]), loaded)
+    check_finite(engine.runner.logits(probe_prompt(engine, loaded)), loaded)
     with torch.inference_mode():
         engine.runner.capture(lazily=lazily and engine.lag == 0)
     runner = engine.runner
@@ -284,6 +287,20 @@ def make_ready(engine: Engine, loaded: LoadedModel, *, lazily: bool = False) -> 
         loaded.explain += runner.segments.describe()
     if runner.graphs.refused and not runner.buckets and not runner.uncaptured:
         loaded.explain.append(f"decode steps: not captured: {runner.graphs.refused}")
+
+
+def probe_prompt(engine: Engine, loaded: LoadedModel) -> list[int]:
+    """A prompt whose logits show damaged weights and overflows.
+
+    It begins with BOS, whose hidden states are larger than those of other tokens in many models. In
+    float16, `PROBE` tokens of the whole vocabulary follow, else one.
+    """
+    begin = begin_id(loaded.container, loaded.raw_config)
+    first = [begin] if begin is not None and 0 <= begin < engine.vocab else []
+    count = max(min(PROBE, engine.context - 1), 1) if loaded.dtype == torch.float16 else 1
+    start, vocab = probe_token(engine), engine.vocab
+    ordinary = [(start + i * vocab // count) % vocab for i in range(count)]
+    return [*first, *ordinary][: engine.context]
 
 
 def check_finite(values: torch.Tensor, loaded: LoadedModel) -> None:

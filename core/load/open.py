@@ -146,6 +146,20 @@ def generation_defaults(container: Container) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def begin_id(container: Container, raw: Mapping[str, Any]) -> int | None:
+    """The BOS token id of the config, its text_config or the GGUF header."""
+    text = raw.get("text_config")
+    for values, key in (
+        (raw, "bos_token_id"),
+        (text if isinstance(text, Mapping) else {}, "bos_token_id"),
+        (container.metadata, "tokenizer.ggml.bos_token_id"),
+    ):
+        value = values.get(key)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+    return None
+
+
 def end_ids(container: Container, raw: Mapping[str, Any]) -> frozenset[int]:
     """The end-of-sequence token ids of the config, the generation config or the GGUF header."""
     candidates = [raw.get("eos_token_id"), generation_defaults(container).get("eos_token_id")]

@@ -113,6 +113,34 @@ def test_float16_overflow_is_an_error_with_a_hint(runner: CliRunner) -> None:
     runner.assert_rejected(CheckpointError, *expected, options=("--dtype", "float16"))
 
 
+@pytest.mark.parametrize("tokens", [slice(3, 4), slice(100, 110)], ids=["BOS", "others"])
+def test_float16_overflow_of_some_tokens(runner: CliRunner, tokens: slice) -> None:
+    """Of the first dimension, which the other tokens do not have."""
+    made = make_weights()
+    embedding, out, gate, up = (
+        made[f"model.{name}.weight"]
+        for name in (
+            "embed_tokens",
+            "layers.0.self_attn.o_proj",
+            "layers.0.mlp.gate_proj",
+            "layers.0.mlp.up_proj",
+        )
+    )
+    embedding[:, 0], out[0], gate[:, 0], up[:, 0] = 0, 0, 1e3, 1e3
+    embedding[tokens, 0] = 50
+    change_weights(
+        runner.folder,
+        model__embed_tokens__weight=embedding,
+        model__layers__0__self_attn__o_proj__weight=out,
+        model__layers__0__mlp__gate_proj__weight=gate,
+        model__layers__0__mlp__up_proj__weight=up,
+    )
+    change_config(runner.folder, bos_token_id=3)
+    assert runner.run("--dtype", "float32")[0] == 0
+    expected = ("m: ", "NaN or Inf", "float16 overflows")
+    runner.assert_rejected(CheckpointError, *expected, options=("--dtype", "float16"))
+
+
 def test_a_tied_head_that_differs_from_the_embedding_warns(
     runner: CliRunner, caplog: pytest.LogCaptureFixture
 ) -> None:
