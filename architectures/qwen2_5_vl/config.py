@@ -49,6 +49,8 @@ class RopeConfig(TextConfig):
 class Text(RopeConfig, qwen2.Config):
     """The text config."""
 
+    default_theta: ClassVar[float] = 1000000.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Tower(ModelConfig):

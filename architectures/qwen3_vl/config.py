@@ -19,6 +19,7 @@ class Text(qwen2_5_vl.RopeConfig, qwen3.Config):
     """The text config."""
 
     default_sections: ClassVar[tuple[int, ...]] = (24, 20, 20)
+    default_theta: ClassVar[float] = 500000.0
 
 
 @dataclass(frozen=True, kw_only=True)

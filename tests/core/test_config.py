@@ -137,6 +137,7 @@ def test_sizes_are_within_reason(name: str, value: int) -> None:
         ({"layer_types": ["full_attention", "linear"]}, "layer_types contains 'linear'"),
         ({"layer_types": ["full_attention", None]}, "layer_types=None is not a string"),
         ({"rope_parameters": [1]}, r"rope_parameters=\[1\] is not an object"),
+        ({"rope_scaling": ["yarn"]}, r"rope_scaling=\['yarn'\] is not an object"),
         ({"rope_scaling": {"type": ["yarn"]}}, r"rope_type=\['yarn'\] is not a string"),
         ({"rope_theta": 0}, "rope_theta=0"),
         ({"rope_theta": math.nan}, "rope_theta=nan"),
@@ -178,6 +179,24 @@ def test_windows_are_of_the_layers_that_slide() -> None:
             {"partial_rotary_factor": 0.5, "rope_scaling": None},
             {"rope_theta": 10000.0, "rope_type": "default", "partial_rotary_factor": 0.5},
         ),
+        (
+            {
+                "rope_parameters": {"rope_type": "llama3", "rope_theta": 7.0, "mrope_section": [8]},
+                "rope_scaling": {"type": "yarn", "factor": 4.0},
+            },
+            {"rope_type": "yarn", "rope_theta": 7.0, "mrope_section": [8], "factor": 4.0},
+        ),
+        (
+            {
+                "rope_parameters": {"rope_type": "default", "rope_theta": 7.0},
+                "rope_scaling": {"rope_type": "linear", "factor": 2.0, "rope_theta": 9.0},
+            },
+            {"rope_type": "linear", "rope_theta": 9.0, "factor": 2.0},
+        ),
+        (
+            {"rope_scaling": {"type": "linear", "rope_type": "yarn", "factor": 2.0}},
+            {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 2.0},
+        ),
     ],
 )
 def test_a_rope_rule_in_its_old_and_new_forms(raw: dict[str, Any], rule: dict[str, Any]) -> None:
@@ -193,6 +212,20 @@ def test_a_rope_rule_for_each_type_of_layer() -> None:
     full, sliding = read(rope_theta=5.0, rope_parameters=given).rope_parameters.values()
     assert (full["rope_theta"], full["rope_type"], full["factor"]) == (1e6, "linear", 8.0)
     assert (sliding["rope_theta"], sliding["rope_type"]) == (5.0, "default")
+
+
+def test_a_scaling_beside_rules_for_types_of_layers_is_of_full_attention() -> None:
+    given = {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 3.0},
+    }
+    scaling = {"type": "yarn", "factor": 4.0}
+    rules = read(rope_parameters=given, rope_scaling=scaling).rope_parameters
+    full, sliding = rules["full_attention"], rules["sliding_attention"]
+    assert (full["rope_theta"], full["rope_type"], full["factor"]) == (1e6, "yarn", 4.0)
+    assert (sliding["rope_theta"], sliding["rope_type"]) == (3.0, "default")
+    own = read(rope_parameters={"rope_type": "default"}, rope_scaling=given).rope_parameters
+    assert own["full_attention"]["factor"] == 8.0
 
 
 @pytest.fixture
