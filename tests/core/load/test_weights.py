@@ -167,6 +167,27 @@ def test_a_tied_head_may_be_repeated(
     assert model.lm_head.fused is model.model.embed_tokens.storage and model.lm_head.nbytes == 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_tied_head_that_differs_is_used(
+    dtype: torch.dtype,
+    tied: Subject,
+    tmp_path: Path,
+    plugins: PluginManager,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    folder = Folder(tied, tmp_path, plugins)
+    table = folder.tensors["model.embed_tokens.weight"]
+    folder.tensors["lm_head.weight"] = table.flip(0).to(dtype)
+    folder.write()
+    loaded = folder.load()
+    head = loaded.model.lm_head
+    assert not head.tied and torch.equal(head.fused.dequantize(), table.flip(0).to(dtype).float())
+    (said,) = (record.getMessage() for record in caplog.records)
+    assert "tie_word_embeddings=true, but lm_head.weight differs from model.embed_tokens" in said
+    weights = loaded.weigh()
+    assert weights[head] == weights[loaded.model.model.embed_tokens]
+
+
 def test_an_untied_head_must_be_there(folder: Folder) -> None:
     del folder.tensors["lm_head.weight"]
     folder.write()
