@@ -169,8 +169,13 @@ class TextConfig(ModelConfig):
 
     @property
     def context_limit(self) -> int:
-        """The longest sequence in tokens."""
-        return self.max_position_embeddings
+        """The longest sequence in tokens; a linear or YaRN scaling of all layers lengthens it."""
+        rule, most = self.rope_parameters, self.max_position_embeddings
+        factor = rule.get("factor")
+        if rule.get("rope_type") not in ("linear", "yarn") or not isinstance(factor, int | float):
+            return most
+        trained = rule.get("original_max_position_embeddings") or most
+        return max(most, int(min(trained * factor, MAX_SIZE)))
 
     def rope_rule(self, kind: str) -> Mapping[str, Any]:
         """The rope rule of the layers of a type. Raises ConfigError without one."""

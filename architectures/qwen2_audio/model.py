@@ -59,6 +59,10 @@ class Config(ModelConfig):
         return self.text.max_position_embeddings
 
     @property
+    def context_limit(self) -> int:
+        return self.text.context_limit
+
+    @property
     def num_hidden_layers(self) -> int:
         return self.text.num_hidden_layers
 

@@ -228,6 +228,26 @@ def test_a_scaling_beside_rules_for_types_of_layers_is_of_full_attention() -> No
     assert own["full_attention"]["factor"] == 8.0
 
 
+@pytest.mark.parametrize(
+    ("rule", "limit"),
+    [
+        ({"rope_type": "default"}, 4096),
+        ({"rope_type": "linear", "factor": 4.0}, 16384),
+        ({"type": "yarn", "factor": 4, "original_max_position_embeddings": 2048}, 8192),
+        ({"rope_type": "yarn", "factor": 2.5}, 10240),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}, 4096),
+        ({"rope_type": "yarn", "factor": 1e12}, 2**31),
+        ({"rope_type": "yarn", "factor": "4"}, 4096),
+        ({"rope_type": "llama3", "factor": 8.0}, 4096),
+        ({"rope_type": "dynamic", "factor": 8.0}, 4096),
+        ({"full_attention": {"rope_type": "linear", "factor": 8.0}}, 4096),
+    ],
+)
+def test_scaling_lengthens_the_context(rule: dict[str, Any], limit: int) -> None:
+    config = read(max_position_embeddings=4096, rope_scaling=rule)
+    assert config.context_limit == limit
+
+
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers' class of model type "x" knows two keys more than ours."""
