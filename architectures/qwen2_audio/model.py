@@ -128,6 +128,7 @@ def names(config: Config) -> Names:
         )
     )
     text = (
+        Pair("language_model.model.model", "model"),  # as transformers 5.17 saves it
         Pair("language_model.model", "model"),
         Pair("language_model.lm_head", "lm_head"),
         Pair("model.language_model", "model"),
