@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from inspect import signature
 from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
 from ostro.core.errors import ConfigError
@@ -55,10 +56,25 @@ NEUTRAL = frozenset(
         "transformers_version",
         "use_bfloat16",
         "use_cache",
-        "attention_dropout",
-        "initializer_range",
-        "pretraining_tp",
         "partial_rotary_factor",
+        # Token ids that only tokenizers and generation use.
+        "eod_token_id",
+        # Of training.
+        "attention_dropout",
+        "attention_probs_dropout_prob",
+        "classifier_dropout",
+        "embd_pdrop",
+        "embedding_dropout",
+        "hidden_dropout_prob",
+        "initializer_factor",
+        "initializer_range",
+        "output_router_logits",
+        "pretraining_tp",
+        "resid_pdrop",
+        "residual_dropout",
+        "router_aux_loss_coef",
+        # Layers that predict later tokens, which are not loaded.
+        "num_nextn_predict_layers",
     )
 )
 """Keys that do not affect the forward pass, or are read elsewhere."""
@@ -352,11 +368,17 @@ def refuse_unknown(raw: Mapping[str, Any], known: set[str]) -> None:
             )
 
 
-def reference_defaults(model_type: str) -> Mapping[str, Any]:
-    """The defaults of transformers' config class of that model type; empty if there is none."""
+def reference_defaults(model_type: str, *, derived: bool = True) -> Mapping[str, Any]:
+    """The defaults of transformers' config class of that model type; empty if there is none.
+
+    Without `derived`, values that the class computes from other fields are left out.
+    """
     try:
         from transformers import CONFIG_MAPPING
 
-        return dict(CONFIG_MAPPING[model_type]().to_dict())
+        kind = CONFIG_MAPPING[model_type]
+        found = dict(kind().to_dict())
     except (ImportError, KeyError, TypeError, ValueError, AttributeError):
         return {}
+    stated = {k for k, p in signature(kind).parameters.items() if p.default is not None}
+    return found if derived else {key: found[key] for key in found.keys() & stated}

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, get_type_hints
 
 import pytest
 
 from ostro.core import config as configs
 from ostro.core.config import ModelConfig, TextConfig, WindowConfig
 from ostro.core.errors import ConfigError
+from ostro.core.plugins.manager import PluginManager
+from ostro.core.records import resolve
 
 GOOD: dict[str, Any] = {
     "vocab_size": 100,
@@ -281,6 +283,43 @@ def test_a_key_that_would_change_the_model_is_refused(known: None) -> None:
 )
 def test_a_key_that_changes_nothing_is_let_pass(known: None, raw: dict[str, Any]) -> None:
     assert read(**raw) == read()
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value"),
+    [
+        ("hunyuan_v1_dense", "eod_token_id", 127967),
+        ("bert", "hidden_dropout_prob", 0.0),
+        ("bert", "attention_probs_dropout_prob", 0.2),
+        ("roberta", "classifier_dropout", 0.1),
+        ("phi3", "embd_pdrop", 0.1),
+        ("phi3", "resid_pdrop", 0.1),
+        ("starcoder2", "residual_dropout", 0.1),
+        ("clip_vision_model", "initializer_factor", 0.5),
+        ("deepseek_v3", "num_nextn_predict_layers", 0),
+        ("deepseek_v3", "output_router_logits", True),
+        ("glm4_moe", "router_aux_loss_coef", 0.5),
+    ],
+)
+def test_keys_of_training_are_let_pass(kind: str, key: str, value: Any) -> None:
+    configs.refuse_unknown({"model_type": kind, key: value}, set())
+
+
+def test_defaults_are_those_of_the_first_base_that_states_them() -> None:
+    """A dataclass takes all fields of its first base, those that this base inherits included."""
+    plugins = PluginManager()
+    plugins.load()
+    wrong = []
+    for name, record in plugins.collect("architectures").items():
+        config = resolve(record.config)
+        text = get_type_hints(config).get("text")
+        for kind in (config, text if isinstance(text, type) else config):
+            for f in fields(kind):
+                attribute = getattr(kind, f.name, f.default)
+                stated = f.default is not MISSING and not isinstance(attribute, property)
+                if stated and attribute != f.default:
+                    wrong.append(f"{name}: {f.name}={f.default!r}, not {attribute!r}")
+    assert not wrong
 
 
 def test_the_defaults_are_those_of_transformers() -> None:
