@@ -33,11 +33,11 @@ def untie_own_heads(
     untied, heads = list[tuple[str, str]](), tied_heads(model)
     named = names.read(container.tensors, space)[0] if heads else []
     paths = {module: path for path, module in model.named_modules()}
-    for path, head in heads.items():
-        own, table = (weight_of(named, p) for p in (path, paths[head.tied[0]]))
-        if own and table and not equal(container, own, table):
+    for (path, head), table in ((item, table) for item in heads.items() for table in item[1].tied):
+        own, shared = (weight_of(named, p) for p in (path, paths[table]))
+        if own and shared and not equal(container, own, shared):
             head.tied = ()
-            untied.append((min(own.values()), min(table.values())))
+            untied.append((min(own.values()), min(shared.values())))
     return untied
 
 
