@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, Self, get_args, get_origin, get_type_hints
+from inspect import signature
+from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
 from ostro.core.errors import ConfigError
 
@@ -55,13 +56,31 @@ NEUTRAL = frozenset(
         "transformers_version",
         "use_bfloat16",
         "use_cache",
-        "attention_dropout",
-        "initializer_range",
-        "pretraining_tp",
         "partial_rotary_factor",
+        # Token ids that only tokenizers and generation use.
+        "eod_token_id",
+        # Of training.
+        "attention_dropout",
+        "attention_probs_dropout_prob",
+        "classifier_dropout",
+        "embd_pdrop",
+        "embedding_dropout",
+        "hidden_dropout_prob",
+        "initializer_factor",
+        "initializer_range",
+        "output_router_logits",
+        "pretraining_tp",
+        "resid_pdrop",
+        "residual_dropout",
+        "router_aux_loss_coef",
+        # Layers that predict later tokens, which are not loaded.
+        "num_nextn_predict_layers",
     )
 )
 """Keys that do not affect the forward pass, or are read elsewhere."""
+
+UNSCALED = ("rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
+"""Keys of a rope rule that do not depend on how it scales."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +140,7 @@ class TextConfig(ModelConfig):
     rms_norm_eps: float = 1e-6
     tie_word_embeddings: bool = False
     rope_parameters: dict[str, Any] = field(default_factory=dict)
+    default_theta: ClassVar[float] = 10000.0
 
     @classmethod
     def derive(cls, raw: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
@@ -137,7 +157,7 @@ class TextConfig(ModelConfig):
                     f"num_attention_heads={heads}, and head_dim is missing"
                 )
             values["head_dim"] = values["hidden_size"] // heads
-        values["rope_parameters"] = rope_parameters(raw)
+        values["rope_parameters"] = rope_parameters(raw, cls.default_theta)
         return values
 
     def check(self) -> None:
@@ -165,8 +185,13 @@ class TextConfig(ModelConfig):
 
     @property
     def context_limit(self) -> int:
-        """The longest sequence in tokens."""
-        return self.max_position_embeddings
+        """The longest sequence in tokens; a linear or YaRN scaling of all layers lengthens it."""
+        rule, most = self.rope_parameters, self.max_position_embeddings
+        factor = rule.get("factor")
+        if rule.get("rope_type") not in ("linear", "yarn") or not isinstance(factor, int | float):
+            return most
+        trained = rule.get("original_max_position_embeddings") or most
+        return max(most, int(min(trained * factor, MAX_SIZE)))
 
     def rope_rule(self, kind: str) -> Mapping[str, Any]:
         """The rope rule of the layers of a type. Raises ConfigError without one."""
@@ -223,25 +248,51 @@ def check_sizes(config: ModelConfig, names: str, where: str = "") -> None:
             )
 
 
-def rope_parameters(raw: Mapping[str, Any]) -> dict[str, Any]:
+def rope_parameters(raw: Mapping[str, Any], theta: float = 10000.0) -> dict[str, Any]:
     """The rope rule: transformers 5's `rope_parameters`, or the older rope_theta + rope_scaling.
 
     If layers differ, it is a mapping of layer type to rule; each rule inherits top-level values.
+    A `rope_scaling` beside `rope_parameters` replaces the rule except for the keys of `UNSCALED`;
+    if layers differ, it changes the rule of the layers with full attention. `theta` is the
+    rope_theta of files without one.
     """
-    given = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"rope_parameters={given!r} is not an object")
-    top = {"rope_theta": raw.get("rope_theta", 10000.0)}
+    given, scaling = (rope_object(raw, name) for name in ("rope_parameters", "rope_scaling"))
+    top = {"rope_theta": raw.get("rope_theta", theta)}
     for key in ("partial_rotary_factor", "original_max_position_embeddings"):
         if raw.get(key) is not None:
             top[key] = raw[key]
-    if given and all(isinstance(rule, Mapping) for rule in given.values()):
+    if by_layer_type(scaling):
+        given = scaling
+    elif scaling and by_layer_type(given):
+        full = {**given.get("full_attention", {}), **named_type(scaling)}
+        given = {**given, "full_attention": full}
+    elif scaling:
+        given = {**{key: given[key] for key in UNSCALED if key in given}, **scaling}
+    if by_layer_type(given):
         return {kind: normal_rule({**top, **rule}, raw) for kind, rule in given.items()}
     return normal_rule({**top, **given}, raw)
 
 
+def rope_object(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A field with a rope rule, empty if it is absent. Raises ConfigError."""
+    value = raw.get(name) or {}
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name}={value!r:.80} is not an object")
+    return value
+
+
+def by_layer_type(rules: Mapping[str, Any]) -> bool:
+    return bool(rules) and all(isinstance(rule, Mapping) for rule in rules.values())
+
+
+def named_type(rule: Mapping[str, Any]) -> dict[str, Any]:
+    """A rule with "rope_type", which older files call "type"."""
+    rest = {key: value for key, value in rule.items() if key != "type"}
+    return {"rope_type": rule.get("type", "default"), **rest}
+
+
 def normal_rule(rule: dict[str, Any], raw: Mapping[str, Any]) -> dict[str, Any]:
-    rule.setdefault("rope_type", rule.pop("type", "default"))
+    rule = named_type(rule)
     rule.setdefault("max_position_embeddings", raw.get("max_position_embeddings", 2048))
     if not isinstance(rule["rope_type"], str):
         raise ConfigError(f"rope_type={rule['rope_type']!r:.80} is not a string")
@@ -317,11 +368,17 @@ def refuse_unknown(raw: Mapping[str, Any], known: set[str]) -> None:
             )
 
 
-def reference_defaults(model_type: str) -> Mapping[str, Any]:
-    """The defaults of transformers' config class of that model type; empty if there is none."""
+def reference_defaults(model_type: str, *, derived: bool = True) -> Mapping[str, Any]:
+    """The defaults of transformers' config class of that model type; empty if there is none.
+
+    Without `derived`, values that the class computes from other fields are left out.
+    """
     try:
         from transformers import CONFIG_MAPPING
 
-        return dict(CONFIG_MAPPING[model_type]().to_dict())
+        kind = CONFIG_MAPPING[model_type]
+        found = dict(kind().to_dict())
     except (ImportError, KeyError, TypeError, ValueError, AttributeError):
         return {}
+    stated = {k for k, p in signature(kind).parameters.items() if p.default is not None}
+    return found if derived else {key: found[key] for key in found.keys() & stated}

@@ -11,19 +11,28 @@ from ostro.architectures.bert.model import Config
 from ostro.architectures.llama.names import dtype, under
 
 LAYER = "encoder.layer.{i}"
+
+
+def norm(theirs: str, ours: str) -> tuple[Pair, ...]:
+    """The names of a norm; checkpoints converted from TensorFlow have "gamma" and "beta"."""
+    parts = (("weight", "weight"), ("bias", "bias"), ("gamma", "weight"), ("beta", "bias"))
+    return tuple(Pair(f"{theirs}.{a}", f"{ours}.{b}") for a, b in parts)
+
+
 HUB = (
     *(
         Pair(f"embeddings.{table}", f"embeddings.{table}")
-        for table in "word_embeddings position_embeddings token_type_embeddings LayerNorm".split()
+        for table in "word_embeddings position_embeddings token_type_embeddings".split()
     ),
+    *norm("embeddings.LayerNorm", "embeddings.LayerNorm"),
     Pair(f"{LAYER}.attention.self.query", f"{LAYER}.attention.q_proj"),
     Pair(f"{LAYER}.attention.self.key", f"{LAYER}.attention.k_proj"),
     Pair(f"{LAYER}.attention.self.value", f"{LAYER}.attention.v_proj"),
     Pair(f"{LAYER}.attention.output.dense", f"{LAYER}.attention.o_proj"),
-    Pair(f"{LAYER}.attention.output.LayerNorm", f"{LAYER}.attention_norm"),
+    *norm(f"{LAYER}.attention.output.LayerNorm", f"{LAYER}.attention_norm"),
     Pair(f"{LAYER}.intermediate.dense", f"{LAYER}.mlp.fc1"),
     Pair(f"{LAYER}.output.dense", f"{LAYER}.mlp.fc2"),
-    Pair(f"{LAYER}.output.LayerNorm", f"{LAYER}.mlp_norm"),
+    *norm(f"{LAYER}.output.LayerNorm", f"{LAYER}.mlp_norm"),
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ostro.architectures.llama import model as llama
 from ostro.config import WindowConfig
@@ -25,6 +25,7 @@ class Config(WindowConfig, llama.Config):
     head_dim: int = 128
     rms_norm_eps: float = 1e-5
     sliding_window: int | None = 8192
+    default_theta: ClassVar[float] = 1000000.0
 
     def slides(self, layer: int) -> bool:
         return layer % 4 != 0

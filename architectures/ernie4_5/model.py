@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ostro import nn
 from ostro.architectures.llama import model as llama
@@ -17,6 +17,7 @@ class Config(llama.Config):
     head_dim: int = 128
     tie_word_embeddings: bool = True
     use_bias: bool = False
+    default_theta: ClassVar[float] = 500000.0
 
     @classmethod
     def derive(cls, raw: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:

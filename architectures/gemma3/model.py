@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ostro import nn
 from ostro.architectures.gemma2 import model as gemma2
 from ostro.config import check_sizes
+
+FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +19,7 @@ class Config(gemma2.Config):
     attn_logit_softcapping: float | None = None
     final_logit_softcapping: float | None = None
     sliding_window_pattern: int = 6
+    default_theta: ClassVar[float] = 1000000.0
 
     def check(self) -> None:
         super().check()
@@ -29,13 +32,14 @@ class Config(gemma2.Config):
     def derive(cls, raw: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
         """One rope per layer type, also from files with a separate local base."""
         values = super().derive(raw, values)
-        rule = values["rope_parameters"]
-        if "full_attention" not in rule:
-            theta = raw.get("rope_local_base_freq", 10000.0)
-            local = {**rule, "rope_type": "default", "rope_theta": theta}
-            if "rope_theta" not in raw and not raw.get("rope_parameters"):
-                rule = {**rule, "rope_theta": 1000000.0}
-            values["rope_parameters"] = {"sliding_attention": local, "full_attention": rule}
+        rule, local = values["rope_parameters"], raw.get("rope_local_base_freq", 10000.0)
+        if FULL not in rule:
+            near = {**rule, "rope_type": "default", "rope_theta": local}
+            return values | {"rope_parameters": {SLIDING: near, FULL: rule}}
+        stated = (raw.get("rope_parameters") or {}).get(SLIDING)
+        if isinstance(stated, Mapping) and "rope_theta" not in stated:
+            near = {**rule[SLIDING], "rope_theta": local}
+            return values | {"rope_parameters": {**rule, SLIDING: near}}
         return values
 
 
@@ -49,7 +53,7 @@ class Decoder(gemma2.Decoder):
 
     def ropes(self, config: Config) -> Sequence[nn.Rope]:
         shape = config.head_dim, config.max_position_embeddings
-        rules = (config.rope_rule(f"{kind}_attention") for kind in ("sliding", "full"))
+        rules = (config.rope_rule(kind) for kind in (SLIDING, FULL))
         local, far = (nn.Rope(rule, *shape) for rule in rules)
         return [local if config.window(i) else far for i in range(config.num_hidden_layers)]
 

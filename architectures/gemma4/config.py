@@ -54,7 +54,7 @@ class Config(WindowConfig):
     @classmethod
     def derive(cls, raw: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
         values = super().derive(raw, values)
-        if not raw.get("rope_parameters"):
+        if not any(raw.get(key) for key in ("rope_parameters", "rope_scaling")):
             values["rope_parameters"] = ROPES
         if "hidden_size_per_layer_input" in raw and not raw["hidden_size_per_layer_input"]:
             values["hidden_size_per_layer_input"] = 0

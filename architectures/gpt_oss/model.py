@@ -4,7 +4,9 @@ layer, biases on all linears (OpenAI 2025).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -12,6 +14,16 @@ from ostro import nn
 from ostro.architectures.llama import model as llama
 from ostro.architectures.mixtral import model as mixtral
 from ostro.config import WindowConfig
+
+ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+"""The rope of files that state none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +36,15 @@ class Config(mixtral.ExpertsConfig, WindowConfig, llama.Config):
     sliding_window: int | None = 128
     swiglu_alpha: float = 1.702
     swiglu_limit: float = 7.0
+    default_theta: ClassVar[float] = 150000.0
 
     def slides(self, layer: int) -> bool:
         return layer % 2 == 0
+
+    @classmethod
+    def derive(cls, raw: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+        stated = any(raw.get(key) for key in ("rope_parameters", "rope_scaling"))
+        return super().derive(raw if stated else {**raw, "rope_parameters": ROPE}, values)
 
 
 class Experts(nn.Experts):

@@ -31,10 +31,11 @@ class Config(TextConfig):
     conv_L_cache: int = 3
     full_attn_idxs: tuple[int, ...] | None = None
     layer_types: tuple[str, ...] | None = None
+    default_theta: ClassVar[float] = 1000000.0
 
     @classmethod
     def derive(cls, raw: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-        values = super().derive({"rope_theta": 1e6, **raw}, values)
+        values = super().derive(raw, values)
         values["rms_norm_eps"] = values.get("norm_eps", 1e-5)
         for older, name in (
             ("block_ff_dim", "intermediate_size"),

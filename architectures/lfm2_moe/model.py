@@ -16,7 +16,7 @@ from ostro.ops import RoutingRule
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(mixtral.ExpertsConfig, lfm2.Config):
+class Config(lfm2.Config, mixtral.ExpertsConfig):
     """The first num_dense_layers layers have no experts. use_expert_bias: a bias affects the
     selection of experts, not their weights.
     """

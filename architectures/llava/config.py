@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self, get_type_hints
 
 from ostro.config import ModelConfig, TextConfig, reference_defaults
 from ostro.errors import ConfigError
+
+ELSEWHERE = {"rope_parameters", "tie_word_embeddings"}
+"""Keys of a part that older files state elsewhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +36,7 @@ class SightedConfig(ModelConfig):
         tied = raw.get("tie_word_embeddings")
         if tied is not None:
             parts["text"] = {"tie_word_embeddings": tied, **parts["text"]}
+        parts["vision"].pop("tie_word_embeddings", None)  # a vision encoder has no head
         for name in parts:
             parts[name] = cls.kind(name, raw).from_hf(parts[name])
         rest = {k: v for k, v in raw.items() if k not in ("text_config", "vision_config")}
@@ -61,7 +65,7 @@ class SightedConfig(ModelConfig):
 
     @classmethod
     def part(cls, name: str, raw: Mapping[str, Any], allow: Sequence[str]) -> dict[str, Any]:
-        """One of the two configs, with the defaults that the file omits."""
+        """One of the two configs, with the defaults of transformers for the keys that it omits."""
         family = cls.model_type(name, raw)
         if not isinstance(family, str) or family not in cls.kinds(name):
             raise ConfigError(
@@ -69,12 +73,10 @@ class SightedConfig(ModelConfig):
                 f"{cls.__module__} does not implement; expected {' or '.join(cls.kinds(name))}"
             )
         part = raw.get(name, raw.get(f"{name}_config")) or {}
-        known = fields(cls.kind(name, raw))
-        needed = {f.name for f in known if f.default is f.default_factory is MISSING} - {*part}
-        defaults = reference_defaults(family) if needed else {}
-        names = {f.name for f in known}
+        names = {f.name for f in fields(cls.kind(name, raw))}
+        defaults = reference_defaults(family, derived=False) if names - part.keys() else {}
         return {
-            **{key: defaults[key] for key in needed if key in defaults},
+            **{key: defaults[key] for key in names - ELSEWHERE if key in defaults},
             **{key: value for key, value in part.items() if key in names or key not in allow},
         }
 
@@ -87,6 +89,10 @@ class SightedConfig(ModelConfig):
     @property
     def max_position_embeddings(self) -> int:
         return self.text.max_position_embeddings
+
+    @property
+    def context_limit(self) -> int:
+        return self.text.context_limit
 
     @property
     def num_hidden_layers(self) -> int:

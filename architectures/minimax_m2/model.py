@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -45,12 +45,13 @@ class Config(mixtral.ExpertsConfig, llama.Config):
     qk_norm_type: str = "per_layer"
     use_routing_bias: bool = True
     shared_intermediate_size: int = 0
+    default_theta: ClassVar[float] = 5000000.0
 
     @classmethod
     def derive(cls, raw: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
         rotated, whole = values.get("rotary_dim"), values.get("head_dim", cls.head_dim)
         factor = {"partial_rotary_factor": rotated / whole} if rotated and whole else {}
-        return super().derive({"rope_theta": 5e6, **factor, **raw}, values)
+        return super().derive({**factor, **raw}, values)
 
     def check(self) -> None:
         super().check()

@@ -37,10 +37,8 @@ class Config(WindowConfig, llama.Config):
 
     @classmethod
     def derive(cls, raw: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-        return super().derive(
-            raw if raw.get("rope_parameters") else {**raw, "rope_parameters": dict(ROPE)},
-            values if values.get("rope_parameters") else {**values, "rope_parameters": dict(ROPE)},
-        )
+        stated = any(raw.get(key) for key in ("rope_parameters", "rope_scaling"))
+        return super().derive(raw if stated else {**raw, "rope_parameters": ROPE}, values)
 
     def check(self) -> None:
         super().check()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -66,6 +66,7 @@ class SparseConfig(ExpertsConfig):
 @dataclass(frozen=True, kw_only=True)
 class Config(ExpertsConfig, WindowConfig, llama.Config):
     rms_norm_eps: float = 1e-5
+    default_theta: ClassVar[float] = 1000000.0
 
 
 class SparseMLP(nn.Module):

@@ -24,11 +24,12 @@ class Text(llama.Config):
     rms_norm_eps: float = 1e-5
     max_position_embeddings: int = 131072
     cross_attention_layers: tuple[int, ...] = (3, 8, 13, 18, 23, 28, 33, 38)
+    default_theta: ClassVar[float] = 500000.0
 
     @classmethod
     def derive(cls, raw: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
         values.setdefault("num_key_value_heads", 8)
-        return super().derive({"rope_theta": 500000.0, **raw}, values)
+        return super().derive(raw, values)
 
     def check(self) -> None:
         super().check()

@@ -1,6 +1,9 @@
-"""The reference of Mllama, with rows before the first image excluded from cross attention.
+"""The reference of Mllama, with two corrections of transformers.
 
-In transformers they attend to all images equally: a softmax over a fully masked row.
+Rows before the first image are excluded from cross attention; in transformers they attend to all
+images equally: a softmax over a fully masked row. The intermediate states of the vision encoder
+are those that enter the layers of `intermediate_layers_indices`, as in Meta's code and
+transformers 4.45 to 4.51; later versions take those that leave them.
 """
 
 from __future__ import annotations
@@ -12,8 +15,8 @@ from torch import Tensor
 
 
 def seeing(config: transformers.MllamaConfig) -> Any:
-    """MllamaForConditionalGeneration, with cross attention outputs of zero before the
-    first image.
+    """MllamaForConditionalGeneration, with cross attention outputs of zero before the first image,
+    and the vision encoder's states before each layer.
     """
     model: Any = transformers.MllamaForConditionalGeneration(config)
     model.unseeing = 0
@@ -26,6 +29,11 @@ def seeing(config: transformers.MllamaConfig) -> Any:
     def blind(module: Any, args: Any, out: tuple[Tensor, Any]) -> None:
         out[0][:, : model.unseeing] = 0
 
+    def enter(module: Any, args: Any, out: Any) -> None:
+        if len(out.hidden_states) == len(module.layers):
+            out.hidden_states = (args[0], *out.hidden_states)
+
+    model.model.vision_model.transformer.register_forward_hook(enter)
     model.register_forward_pre_hook(look, with_kwargs=True)
     for layer in model.model.language_model.layers:
         if hasattr(layer, "cross_attn"):

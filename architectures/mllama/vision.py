@@ -68,11 +68,11 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleList(Layer(config, gated=gated) for _ in range(count))
 
     def forward(self, x: Tensor, step: Step) -> list[Tensor]:
-        """x [T, d] -> the output of each layer, each [T, d]."""
+        """x [T, d] -> the input of each layer, then the output of the last, each [T, d]."""
         states = [x]
         for layer in self.layers:
             states.append(layer(states[-1], step))
-        return states[1:]
+        return states
 
 
 class TileEmbedding(nn.Module):
@@ -154,6 +154,7 @@ class Tower(nn.Module):
         tile = self.post_tile_positional_embedding(ratios, step)
         placed = tile[index[:, None], orders // self.padded].flatten(0, 1)
         last = self.global_transformer(self.layernorm_post(states[-1])[0] + placed, rows)[-1]
+        # Meta's code takes the states that enter a layer, not those that leave it.
         middle = torch.stack([states[i] for i in self.taken], -1).flatten(1)
         out = torch.cat((last, middle), -1).split(whole)
         return [image[:size] for image, size in zip(out, sizes, strict=True)]

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ostro import Step, nn
-from ostro.config import TextConfig, check_sizes
+from ostro.config import TextConfig, check_sizes, rope_parameters
 from ostro.errors import ConfigError
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -59,7 +59,8 @@ class Config(TextConfig):
     @classmethod
     def derive(cls, raw: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
         """Published files have a theta per kind of layer at the top."""
-        values = super().derive({**raw, "rope_parameters": rules(raw), "rope_theta": 1e4}, values)
+        own = {"rope_parameters": rules(raw), "rope_scaling": None, "rope_theta": 1e4}
+        values = super().derive({**raw, **own}, values)
         labels = raw.get("id2label")
         if labels and not isinstance(labels, Mapping):
             raise ConfigError(f"id2label={labels!r:.80} is not an object")
@@ -96,11 +97,10 @@ class Config(TextConfig):
 
 
 def rules(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The rope rule of each kind of layer. Raises ConfigError."""
-    given, scaling = raw.get("rope_parameters") or {}, raw.get("rope_scaling") or {}
-    for name, value in (("rope_parameters", given), ("rope_scaling", scaling)):
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"{name}={value!r:.80} is not an object")
+    """The rope rule of each kind of layer; `rope_scaling` is of both. Raises ConfigError."""
+    given = raw.get("rope_parameters") or {}
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"rope_parameters={given!r:.80} is not an object")
     full = raw.get("global_rope_theta") or THETA[FULL]
     # Without a theta of their own, the windows have the other layers'.
     sliding = raw.get("local_rope_theta", THETA[SLIDING]) or full
@@ -109,7 +109,7 @@ def rules(raw: Mapping[str, Any]) -> dict[str, Any]:
         rule = given.get(kind) or {}
         if not isinstance(rule, Mapping):
             raise ConfigError(f"rope_parameters: {kind}={rule!r:.80} is not an object")
-        found[kind] = {"rope_theta": theta, **scaling, **rule}
+        found[kind] = rope_parameters({**raw, "rope_parameters": {"rope_theta": theta, **rule}})
     return found
 
 

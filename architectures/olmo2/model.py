@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -34,13 +34,10 @@ class Olmo3Config(Config):
     """Every fourth layer has full attention."""
 
     sliding_window: int | None = 4096
+    default_theta: ClassVar[float] = 500000.0
 
     def slides(self, layer: int) -> bool:
         return (layer + 1) % 4 != 0
-
-    @classmethod
-    def derive(cls, raw: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-        return super().derive({"rope_theta": 500000.0, **raw}, values)
 
 
 class Block(llama.Block):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
 from ostro import nn
 from ostro.architectures.mixtral import model as mixtral
@@ -16,10 +15,7 @@ class Config(mixtral.ExpertsConfig, olmo2.Config):
     num_local_experts: int = 7
     num_experts_per_tok: int = 5
     norm_topk_prob: bool = False
-
-    @classmethod
-    def derive(cls, raw: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-        return super().derive({"rope_theta": 500000.0, **raw}, values)
+    default_theta: ClassVar[float] = 500000.0
 
 
 class Block(olmo2.Block):

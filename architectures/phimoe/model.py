@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -19,7 +19,6 @@ from ostro.architectures.phi import model as phi
 from ostro.config import WindowConfig
 from ostro.errors import ConfigError
 
-THETA = 1e6
 SCALES = ("short_mscale", "long_mscale")
 
 
@@ -36,14 +35,11 @@ class Config(ExpertsConfig, WindowConfig, phi.LayerNormConfig):
     router_jitter_noise: float = 0.01
     attention_bias: bool = False
     lm_head_bias: bool = False
+    default_theta: ClassVar[float] = 1000000.0
 
     @classmethod
     def from_hf(cls, raw: Mapping[str, Any], *, allow: Sequence[str] = ()) -> Self:
         return super().from_hf(raw, allow=(*allow, "input_jitter_noise"))
-
-    @classmethod
-    def derive(cls, raw: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-        return super().derive({"rope_theta": THETA, **raw}, values)
 
     @property
     def bias(self) -> bool:

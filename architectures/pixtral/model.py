@@ -22,6 +22,9 @@ from ostro.ops import Op, rope_table, varlen_attention
 
 EPS = 1e-5
 
+AXIAL = ("axial", "default")
+"""Names of the rope of two dimensions; transformers 5.0 writes the second."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Config(VisionConfig):
@@ -61,7 +64,7 @@ class Config(VisionConfig):
             raise ConfigError(f"vision_config: layer_norm_eps={self.layer_norm_eps} is not {EPS}")
         theta = self.rope_parameters["rope_theta"]
         kind = self.rope_parameters.get("rope_type", "axial")
-        if type(theta) not in (int, float) or not 1 <= theta < 1e30 or kind != "axial":
+        if type(theta) not in (int, float) or not 1 <= theta < 1e30 or kind not in AXIAL:
             raise ConfigError(
                 f"vision_config: rope_parameters={self.rope_parameters!r:.80} are not implemented"
             )

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self, get_type_hints
 
 from ostro.architectures.clip.vision import MAX_LAYERS
 from ostro.architectures.qwen2 import model as qwen2
-from ostro.config import ModelConfig, TextConfig, check_sizes
+from ostro.config import ModelConfig, TextConfig, check_sizes, reference_defaults
 from ostro.errors import ConfigError
 
 
@@ -48,6 +48,8 @@ class RopeConfig(TextConfig):
 @dataclass(frozen=True, kw_only=True)
 class Text(RopeConfig, qwen2.Config):
     """The text config."""
+
+    default_theta: ClassVar[float] = 1000000.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +93,7 @@ class Tower(ModelConfig):
                 f"vision_config: hidden_size={self.hidden_size} does not make "
                 f"num_heads={self.num_heads} heads with pairs for rows and columns"
             )
-        if self.rope_parameters.get("rope_type", "axial") != "axial":
+        if self.rope_parameters.get("rope_type", "axial") not in ("axial", "default"):
             raise ConfigError(f"vision_config: rope {self.rope_parameters} is not implemented")
 
 
@@ -146,7 +148,14 @@ class SightedConfig(ModelConfig):
             if not isinstance(part, Mapping):
                 raise ConfigError(f"config.json: {name}_config={part!r:.80} is not an object")
             known = {f.name for f in fields(get_type_hints(cls)[name])}
-            parts[name] = {k: v for k, v in part.items() if k in known or k not in allow}
+            # Files that omit the others state these elsewhere.
+            omitted = known - {"rope_parameters", "tie_word_embeddings"}
+            defaults = reference_defaults(part.get("model_type", ""), derived=False)
+            parts[name] = {
+                **{key: defaults[key] for key in omitted if key in defaults},
+                **{k: v for k, v in part.items() if k in known or k not in allow},
+            }
+        parts["vision"].pop("tie_word_embeddings", None)  # a vision encoder has no head
         tied = raw.get("tie_word_embeddings", parts["text"].get("tie_word_embeddings", False))
         parts["text"]["tie_word_embeddings"] = tied
         rest = {k: v for k, v in raw.items() if k not in ("text_config", "vision_config")}
@@ -159,6 +168,10 @@ class SightedConfig(ModelConfig):
     @property
     def max_position_embeddings(self) -> int:
         return self.text.max_position_embeddings
+
+    @property
+    def context_limit(self) -> int:
+        return self.text.context_limit
 
     @property
     def num_hidden_layers(self) -> int:

@@ -59,6 +59,10 @@ class Config(ModelConfig):
         return self.text.max_position_embeddings
 
     @property
+    def context_limit(self) -> int:
+        return self.text.context_limit
+
+    @property
     def num_hidden_layers(self) -> int:
         return self.text.num_hidden_layers
 
@@ -124,6 +128,7 @@ def names(config: Config) -> Names:
         )
     )
     text = (
+        Pair("language_model.model.model", "model"),  # as transformers 5.17 saves it
         Pair("language_model.model", "model"),
         Pair("language_model.lm_head", "lm_head"),
         Pair("model.language_model", "model"),

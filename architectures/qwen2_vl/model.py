@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ class Text(configs.RopeConfig, qwen2.Config):
     max_position_embeddings: int = 32768
     rms_norm_eps: float = 1e-5
     max_window_layers: int = 80
+    default_theta: ClassVar[float] = 1000000.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,10 +15,11 @@ ACTIVATIONS = ("gelu", "gelu_pytorch_tanh")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Text(qwen2_5_vl.RopeConfig, qwen3.Config):
+class Text(qwen3.Config, qwen2_5_vl.RopeConfig):
     """The text config."""
 
     default_sections: ClassVar[tuple[int, ...]] = (24, 20, 20)
+    default_theta: ClassVar[float] = 500000.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,7 @@ class Text(qwen2_5_vl.RopeConfig, mixtral.SparseConfig, qwen3.Config):
     """The text config. The reference renormalises the weights of experts in any case."""
 
     default_sections: ClassVar[tuple[int, ...]] = (24, 20, 20)
+    default_theta: ClassVar[float] = 500000.0
     head_dim: int = 0
     num_local_experts: int = 60
     num_experts_per_tok: int = 4

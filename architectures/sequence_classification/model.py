@@ -115,7 +115,7 @@ class Qwen2(LastTokenScores, qwen2.Model):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Qwen3Config(ScoreConfig, qwen3.Config):
+class Qwen3Config(qwen3.Config, ScoreConfig):
     pass
 
 
@@ -124,7 +124,7 @@ class Qwen3(LastTokenScores, qwen3.Model):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GemmaConfig(ScoreConfig, gemma.Config):
+class GemmaConfig(gemma.Config, ScoreConfig):
     pad_token_id: int | None = 0
 
 

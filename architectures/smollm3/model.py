@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ostro import nn
 from ostro.architectures.llama import model as llama
@@ -19,6 +19,7 @@ class Config(WindowConfig, llama.Config):
     no_rope_layers: tuple[int, ...] | None = None
     no_rope_layer_interval: int = 4
     use_sliding_window: bool = False
+    default_theta: ClassVar[float] = 2000000.0
 
     def rotates(self, layer: int) -> bool:
         if self.no_rope_layers is not None:

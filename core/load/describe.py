@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -18,6 +18,7 @@ from ostro.core.errors import ConfigError, UsageError
 from ostro.core.load import transformers_backend
 from ostro.core.load.components import join
 from ostro.core.load.container import Container
+from ostro.core.load.heads import untie_own_heads
 from ostro.core.load.names import FLOATS, Named, Names
 from ostro.core.load.open import identify, open_container
 from ostro.core.load.quantize import QuantizationPlan, read_plan
@@ -46,7 +47,11 @@ MAX_SEQS = 2**16
 
 @dataclass(kw_only=True)
 class ModelOutline:
-    """A model described from the headers of its checkpoint, on the meta device, without weights."""
+    """A model described from the headers of its checkpoint, on the meta device, without weights.
+
+    `own_heads` are heads that the config ties to an embedding and the checkpoint does not: names of
+    their tensors and of the embeddings'.
+    """
 
     container: Container
     raw_config: Mapping[str, Any]
@@ -58,6 +63,7 @@ class ModelOutline:
     device: torch.device
     dtype: torch.dtype
     plan: QuantizationPlan | None
+    own_heads: Sequence[tuple[str, str]] = ()
 
     def arrange(self) -> tuple[dict[str, dict[str, Named]], dict[str, Named], list[str]]:
         """Assign the tensors of the checkpoint to slots; see `weights.arrange`."""
@@ -97,6 +103,7 @@ def outline(path: Path, settings: Settings, plugins: PluginManager) -> ModelOutl
     config, model_class, names = parts(architecture, raw, dtype, settings, plugins)
     check_sizes(config, container)
     model = model_class(config)
+    own_heads = untie_own_heads(model, container, names, space)
     plan = read_plan(settings, architecture.sensitive, names, list(slots(model)), plugins)
     return ModelOutline(
         container=container,
@@ -109,6 +116,7 @@ def outline(path: Path, settings: Settings, plugins: PluginManager) -> ModelOutl
         device=device,
         dtype=dtype,
         plan=plan,
+        own_heads=own_heads,
     )
 
 

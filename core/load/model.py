@@ -15,11 +15,11 @@ from ostro.core.device import choose_device, compute_in_float32
 from ostro.core.load import transformers_backend
 from ostro.core.load.container import Container
 from ostro.core.load.describe import ModelOutline, choose_context, explain_dtype, target_of
-from ostro.core.load.names import Names
+from ostro.core.load.heads import tied_names
 from ostro.core.load.planning import OpenProbe, plan_model
 from ostro.core.load.quantize import QuantizationPlan, read_plan
 from ostro.core.load.weights import fill, slots
-from ostro.core.nn import Embedding, Head, Linear, Model, Rope
+from ostro.core.nn import Embedding, Linear, Model, Rope
 from ostro.core.nn.experts import ExpertLinear
 from ostro.core.ops import Choice, Op, Target
 from ostro.core.placement.offload import with_storages
@@ -90,7 +90,14 @@ def load_model(
         explain=transformers_backend.explain(found.architecture, settings),
     )
     target = read_weights(loaded, found.plan, settings, plugins, progress)
-    compare_tied(model, container, found.names, found.space)
+    for head, table in found.own_heads:
+        logger.warning(
+            "%s: the config has tie_word_embeddings=true, but %s differs from %s and is used; set "
+            "tie_word_embeddings to false",
+            container.path.name,
+            head,
+            table,
+        )
     loaded.explain += placement.install_transfers(target)
     return loaded
 
@@ -138,31 +145,6 @@ def requantize(
     loaded.explain = transformers_backend.explain(loaded.architecture, settings)
     read_weights(loaded, plan, settings, plugins, progress)
     loaded.identity = identity(loaded.container, loaded.dtype, settings)
-
-
-def tied_names(model: Model, names: Names, space: str) -> list[str]:
-    """Names of tied heads' weights, which a checkpoint may contain although they are unused."""
-    heads = [n for n, m in model.named_modules() if isinstance(m, Head) and m.tied]
-    theirs = [names.write(f"{name}.weight", space).theirs for name in heads]
-    return [*theirs, *(f"{name}.weight" for name in heads), *["output.weight"] * bool(heads)]
-
-
-def compare_tied(model: Model, container: Container, names: Names, space: str) -> None:
-    """Warn if a checkpoint contains a head that differs from the embedding it is tied to."""
-    paths = {module: path for path, module in model.named_modules()}
-    for head in [module for module in paths if isinstance(module, Head) and module.tied]:
-        pair = [names.write(f"{paths[m]}.weight", space).theirs for m in (head, *head.tied)]
-        if not all(name in container.tensors for name in pair):
-            continue
-        ours, theirs = (container.read(name) for name in pair)
-        if ours.shape == theirs.shape and torch.equal(ours[[0, -1]], theirs[[0, -1]]):
-            continue
-        logger.warning(
-            "%s: %s differs from %s, which is used instead because of tie_word_embeddings; if the "
-            "output is garbage, set tie_word_embeddings to false in the config",
-            container.path.name,
-            *pair,
-        )
 
 
 def cast_biases(model: Model, dtype: torch.dtype) -> None:

@@ -33,6 +33,16 @@ MODES = {
 }
 """Modes by the switch in a pooling's config.json."""
 
+WORDS = {
+    "cls": "first",
+    "lasttoken": "last",
+    "mean": "mean",
+    "max": "max",
+    "mean_sqrt_len_tokens": "mean_sqrt",
+    "weightedmean": "weighted",
+}
+"""Modes by `pooling_mode` in the config.json of sentence-transformers 5.4 and later."""
+
 HEADER_MODES = {1: "mean", 2: "first", 3: "last"}
 """Modes by the number of llama.cpp's `llama_pooling_type`."""
 
@@ -137,6 +147,13 @@ def read_mode(file: Path) -> str:
         raise ConfigError(
             f"{file}: include_prompt=false (exclude the tokens of the prompt) is not supported"
         )
+    if (word := config.get("pooling_mode")) is not None:
+        if word not in [*WORDS]:
+            raise ConfigError(
+                f"{file}: pooling_mode={word!r:.80} is not supported; expected one of "
+                f"{', '.join(WORDS)}"
+            )
+        return WORDS[word]
     modes = [MODES[key] for key, value in config.items() if value is True and key in MODES]
     if len(modes) != 1:
         raise ConfigError(f"{file}: {len(modes)} pooling modes are enabled, expected one")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ostro.core.load.describe import ModelOutline
-from ostro.core.load.model import tied_names
+from ostro.core.load.heads import tied_names
 from ostro.core.load.names import FLOATS, Named, StorageTransform, Transform
 from ostro.core.load.quantize import Maker, QuantizationPlan
 from ostro.core.load.weights import WeightReader, refuse, slots

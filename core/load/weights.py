@@ -8,6 +8,7 @@ memory is the weights plus one linear.
 from __future__ import annotations
 
 import logging
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,13 @@ from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import ProgressCallback, Quantizer, TensorInfo, resolve
 
 MAX_LISTED = 10
+
+KV_SCALES = re.compile(
+    r"(.*\.)?([kvq]_(scale|zero_point)|kv_scale|prob_output_scale|(q|k|v|qkv)_proj\.output_scale)"
+)
+"""Names of scales for an FP8 cache of keys and values, by compressed-tensors, ModelOpt, AutoFP8,
+Quark and vLLM. They are not used: ostro's caches of one byte have a scale per token and head.
+"""
 
 Rows = Unpermute | HeadRows
 """Transforms that permute whole rows."""
@@ -201,6 +209,8 @@ def fill(
     expected = list(slots(model))
     filled = by_slot.keys() | singles.keys()
     refuse(container, expected, filled, [name for name in left if name not in tied])
+    if any(map(KV_SCALES.fullmatch, left)):
+        logger.info("%s: its scales of keys and values are not used", container.path.name)
     used = [*singles.values(), *(item for tensors in by_slot.values() for item in tensors.values())]
     total, done = sum(container.tensors[item.theirs].nbytes for item in used), 0
     for slot in expected:
@@ -240,7 +250,9 @@ def arrange(
                 f"{seen[item.name]} and {item.theirs} both map to {item.name}; the checkpoint "
                 "contains it twice under different names"
             )
-        if kinds.get(item.name) == "tensor":
+        if item.name not in kinds and KV_SCALES.fullmatch(item.theirs):
+            left.append(item.theirs)
+        elif kinds.get(item.name) == "tensor":
             singles[item.name] = item
         elif prefix := next((p for p in ancestors(item.name) if kinds.get(p) == "storage"), ""):
             by_slot[prefix][item.name.removeprefix(f"{prefix}.")] = item
@@ -266,7 +278,10 @@ def put(slot: Slot, named: Named, reader: WeightReader) -> None:
 def refuse(
     container: Container, expected: Iterable[Slot], filled: Set[str], left: list[str]
 ) -> None:
-    """Raise CheckpointError for slots that are not filled, and for `left`, tensors without one."""
+    """Raise CheckpointError for slots that are not filled, and for `left`, tensors without one,
+    except scales of a cache.
+    """
+    left = [name for name in left if not KV_SCALES.fullmatch(name)]
     missing = [slot.name for slot in expected if slot.name not in filled]
     if not missing and not left:
         return

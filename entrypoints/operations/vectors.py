@@ -18,7 +18,8 @@ T = TypeVar("T")
 class EmbeddingRequest(ModelTarget, kw_only=True):
     """Texts or token ids to embed. `prompt` names a prompt in the model's config.
 
-    `truncate_prompt_tokens` shortens longer inputs to this number of tokens, -1 to the context.
+    `truncate_prompt_tokens` shortens longer inputs to this number of tokens, -1 to the limit of the
+    model; 0 rejects them. Without it, folders of sentence-transformers shorten to their limit.
     """
 
     extensions: ClassVar[frozenset[str]] = ModelTarget.extensions | frozenset(

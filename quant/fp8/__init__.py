@@ -9,7 +9,7 @@ FORMATS = frozenset({"F8_E4M3", "F8_E5M2"})
 SCALES = frozenset({"weight_scale", "weight_scale_inv"})
 """Names of the scale tensor; values are multiplied by it in both cases."""
 
-UNUSED = frozenset({"input_scale", "activation_scale", "k_scale", "v_scale"})
+UNUSED = frozenset({"input_scale", "activation_scale"})
 """Scales of activations, which are not quantized to FP8 here."""
 
 UQFF = frozenset(

@@ -49,10 +49,12 @@ def test_published_configs_are_read() -> None:
     perceiver = {"model_type": "idefics2"}
     tower = {"model_type": "idefics2", "hidden_size": 1152, "image_size": 980, "patch_size": 14}
     tower |= {"intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16}
+    tower |= {"tie_word_embeddings": True}  # as transformers 4 writes it
     parts = {"text_config": text, "perceiver_config": perceiver, "vision_config": tower}
     config = Config.from_hf({"model_type": "idefics2", "image_token_id": 32001, **parts})
     assert config.perceiver.resampler_n_latents == 64 and config.vision.side == 70
     assert config.perceiver.hidden_size == config.text.hidden_size == 4096
+    assert config.text.num_key_value_heads == 8, "the default of the model type, not the heads"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from ostro.architectures.llava import TOWER as CLIP
 from ostro.architectures.llava.parts import TEXTS, text_record
 from ostro.architectures.siglip import TINY as SIGLIP
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.records import Settings, resolve
 from ostro.plugins.conformance.parity import BAR, deviation, subject
 
 
@@ -66,6 +66,26 @@ def test_every_text_has_a_record() -> None:
     for name in TEXTS:
         record = text_record(name)
         assert record.tiny is not None and record.reference.startswith("transformers:")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("mistral", {"num_key_value_heads": 8, "max_position_embeddings": 131072}),
+        ("qwen2", {"max_position_embeddings": 32768, "sliding_window": None}),
+        ("gemma", {"head_dim": 256, "max_position_embeddings": 8192}),
+        ("phi3", {"rms_norm_eps": 1e-5, "num_key_value_heads": 32}),
+        ("llama", {"num_key_value_heads": 32, "head_dim": 8}),
+    ],
+)
+def test_keys_that_a_part_omits_have_the_defaults_of_its_class(
+    plugins: PluginManager, text: str, expected: dict[str, object]
+) -> None:
+    """transformers 4 omits what equals the default. Values that follow from others do not count."""
+    part = {"model_type": text, "hidden_size": 256, "num_attention_heads": 32}
+    raw = {**TINY, "model_type": "llava", "text_config": part}
+    config = resolve(plugins.get("architectures", "llava").config).from_hf(raw)
+    assert {key: getattr(config.text, key) for key in expected} == expected
 
 
 def test_the_published_llava_interleave_is_read(plugins: PluginManager) -> None:

@@ -74,6 +74,22 @@ class TestMllama(ImageTests):
                 seen = model.multi_modal_projector(model.vision_model(**asked).last_hidden_state)
             assert deviation(ours, seen.flatten(0, 3)[: item.length]) <= BAR
 
+    def test_states_that_enter_the_layers_are_taken(self, tiny: Subject) -> None:
+        """Meta's rule for layers 0 and 2, with layers that add 1, 10 and 100."""
+        engine = tiny.engine()
+        tower = engine.runner.model.vision_model
+        medium = engine.runner.medium(tiny.inputs.image(IMAGES[0][:12, :12]))
+        pixels, ratio = medium.arrays["pixels"], medium.arrays["ratio"]
+        for i, layer in enumerate(tower.transformer.layers):
+            layer.forward = lambda x, step, i=i: x + 10**i
+        with torch.inference_mode():
+            (x,) = tower.embed([pixels], ratio, ROWS)
+            (out,) = tower([pixels], ratio, ROWS)
+        d = x.shape[-1]
+        first, second = out[:, d:].unflatten(1, (d, 2)).unbind(-1)
+        torch.testing.assert_close(first, x[0, : len(first)])
+        torch.testing.assert_close(second, x[0, : len(first)] + 11)
+
     def test_suppressed_tokens_are_never_generated(self, tiny: Subject) -> None:
         prompt = prompted(tiny.inputs, (0,))
         found = tiny.engine().runner.logits(prompt.tokens, items=prompt.items)

@@ -65,6 +65,7 @@ class TestPixtral(ArchitectureTests):
         [
             {"hidden_act": "silu"},
             {"rope_parameters": {"rope_theta": 50.0, "rope_type": "axial"}},
+            {"rope_parameters": {"rope_theta": 50.0, "rope_type": "default"}},
             {"head_dim": 8, "rope_theta": 10000.0},
         ],
         ids=str,

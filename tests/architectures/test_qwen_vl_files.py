@@ -85,6 +85,26 @@ def test_what_cannot_be_is_refused(
 
 
 @pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {"rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}},
+        {"rope_parameters": {"rope_theta": 10000.0, "rope_type": "axial"}},
+        {"tie_word_embeddings": True},
+    ],
+    ids=str,
+)
+def test_vision_configs_written_in_full(
+    plugins: PluginManager, name: str, stated: dict[str, Any]
+) -> None:
+    """transformers 5.0 names the rope "default"; 4.x writes the base class's keys."""
+    plain = configured(plugins, name, raw(plugins, name))
+    full = configured(plugins, name, raw(plugins, name, vision_config=stated))
+    assert full.tie_word_embeddings == plain.tie_word_embeddings
+    assert full.vision.depth == plain.vision.depth
+
+
+@pytest.mark.parametrize("name", FAMILIES)
 def test_trees_of_transformers_are_read_as_well(plugins: PluginManager, name: str) -> None:
     record: Architecture = plugins.get("architectures", name)
     names = resolve(record.names)(configured(plugins, name, raw(plugins, name)))

@@ -31,7 +31,7 @@ LIES: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"rope_scaling": {"rope_type": ["yarn"]}}, ("rope_type=['yarn'] is not a string",)),
     ({"rope_scaling": {"rope_type": "yarn", "factor": "four"}}, ("factor='four'",)),
     ({"rope_scaling": {"rope_type": "linear"}}, ("'linear'", "'factor'")),
-    ({"rope_scaling": "yarn"}, ("rope_parameters='yarn' is not an object",)),
+    ({"rope_scaling": "yarn"}, ("rope_scaling='yarn' is not an object",)),
     ({"rope_theta": -1}, ("rope_theta=-1",)),
     ({"rope_theta": "big"}, ("rope_theta='big'",)),
     ({"rope_theta": 10**400}, ("rope_theta=1",)),

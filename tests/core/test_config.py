@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, get_type_hints
 
 import pytest
 
 from ostro.core import config as configs
 from ostro.core.config import ModelConfig, TextConfig, WindowConfig
 from ostro.core.errors import ConfigError
+from ostro.core.plugins.manager import PluginManager
+from ostro.core.records import resolve
 
 GOOD: dict[str, Any] = {
     "vocab_size": 100,
@@ -137,6 +139,7 @@ def test_sizes_are_within_reason(name: str, value: int) -> None:
         ({"layer_types": ["full_attention", "linear"]}, "layer_types contains 'linear'"),
         ({"layer_types": ["full_attention", None]}, "layer_types=None is not a string"),
         ({"rope_parameters": [1]}, r"rope_parameters=\[1\] is not an object"),
+        ({"rope_scaling": ["yarn"]}, r"rope_scaling=\['yarn'\] is not an object"),
         ({"rope_scaling": {"type": ["yarn"]}}, r"rope_type=\['yarn'\] is not a string"),
         ({"rope_theta": 0}, "rope_theta=0"),
         ({"rope_theta": math.nan}, "rope_theta=nan"),
@@ -178,6 +181,24 @@ def test_windows_are_of_the_layers_that_slide() -> None:
             {"partial_rotary_factor": 0.5, "rope_scaling": None},
             {"rope_theta": 10000.0, "rope_type": "default", "partial_rotary_factor": 0.5},
         ),
+        (
+            {
+                "rope_parameters": {"rope_type": "llama3", "rope_theta": 7.0, "mrope_section": [8]},
+                "rope_scaling": {"type": "yarn", "factor": 4.0},
+            },
+            {"rope_type": "yarn", "rope_theta": 7.0, "mrope_section": [8], "factor": 4.0},
+        ),
+        (
+            {
+                "rope_parameters": {"rope_type": "default", "rope_theta": 7.0},
+                "rope_scaling": {"rope_type": "linear", "factor": 2.0, "rope_theta": 9.0},
+            },
+            {"rope_type": "linear", "rope_theta": 9.0, "factor": 2.0},
+        ),
+        (
+            {"rope_scaling": {"type": "linear", "rope_type": "yarn", "factor": 2.0}},
+            {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 2.0},
+        ),
     ],
 )
 def test_a_rope_rule_in_its_old_and_new_forms(raw: dict[str, Any], rule: dict[str, Any]) -> None:
@@ -193,6 +214,40 @@ def test_a_rope_rule_for_each_type_of_layer() -> None:
     full, sliding = read(rope_theta=5.0, rope_parameters=given).rope_parameters.values()
     assert (full["rope_theta"], full["rope_type"], full["factor"]) == (1e6, "linear", 8.0)
     assert (sliding["rope_theta"], sliding["rope_type"]) == (5.0, "default")
+
+
+def test_a_scaling_beside_rules_for_types_of_layers_is_of_full_attention() -> None:
+    given = {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 3.0},
+    }
+    scaling = {"type": "yarn", "factor": 4.0}
+    rules = read(rope_parameters=given, rope_scaling=scaling).rope_parameters
+    full, sliding = rules["full_attention"], rules["sliding_attention"]
+    assert (full["rope_theta"], full["rope_type"], full["factor"]) == (1e6, "yarn", 4.0)
+    assert (sliding["rope_theta"], sliding["rope_type"]) == (3.0, "default")
+    own = read(rope_parameters={"rope_type": "default"}, rope_scaling=given).rope_parameters
+    assert own["full_attention"]["factor"] == 8.0
+
+
+@pytest.mark.parametrize(
+    ("rule", "limit"),
+    [
+        ({"rope_type": "default"}, 4096),
+        ({"rope_type": "linear", "factor": 4.0}, 16384),
+        ({"type": "yarn", "factor": 4, "original_max_position_embeddings": 2048}, 8192),
+        ({"rope_type": "yarn", "factor": 2.5}, 10240),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}, 4096),
+        ({"rope_type": "yarn", "factor": 1e12}, 2**31),
+        ({"rope_type": "yarn", "factor": "4"}, 4096),
+        ({"rope_type": "llama3", "factor": 8.0}, 4096),
+        ({"rope_type": "dynamic", "factor": 8.0}, 4096),
+        ({"full_attention": {"rope_type": "linear", "factor": 8.0}}, 4096),
+    ],
+)
+def test_scaling_lengthens_the_context(rule: dict[str, Any], limit: int) -> None:
+    config = read(max_position_embeddings=4096, rope_scaling=rule)
+    assert config.context_limit == limit
 
 
 @pytest.fixture
@@ -228,6 +283,43 @@ def test_a_key_that_would_change_the_model_is_refused(known: None) -> None:
 )
 def test_a_key_that_changes_nothing_is_let_pass(known: None, raw: dict[str, Any]) -> None:
     assert read(**raw) == read()
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value"),
+    [
+        ("hunyuan_v1_dense", "eod_token_id", 127967),
+        ("bert", "hidden_dropout_prob", 0.0),
+        ("bert", "attention_probs_dropout_prob", 0.2),
+        ("roberta", "classifier_dropout", 0.1),
+        ("phi3", "embd_pdrop", 0.1),
+        ("phi3", "resid_pdrop", 0.1),
+        ("starcoder2", "residual_dropout", 0.1),
+        ("clip_vision_model", "initializer_factor", 0.5),
+        ("deepseek_v3", "num_nextn_predict_layers", 0),
+        ("deepseek_v3", "output_router_logits", True),
+        ("glm4_moe", "router_aux_loss_coef", 0.5),
+    ],
+)
+def test_keys_of_training_are_let_pass(kind: str, key: str, value: Any) -> None:
+    configs.refuse_unknown({"model_type": kind, key: value}, set())
+
+
+def test_defaults_are_those_of_the_first_base_that_states_them() -> None:
+    """A dataclass takes all fields of its first base, those that this base inherits included."""
+    plugins = PluginManager()
+    plugins.load()
+    wrong = []
+    for name, record in plugins.collect("architectures").items():
+        config = resolve(record.config)
+        text = get_type_hints(config).get("text")
+        for kind in (config, text if isinstance(text, type) else config):
+            for f in fields(kind):
+                attribute = getattr(kind, f.name, f.default)
+                stated = f.default is not MISSING and not isinstance(attribute, property)
+                if stated and attribute != f.default:
+                    wrong.append(f"{name}: {f.name}={f.default!r}, not {attribute!r}")
+    assert not wrong
 
 
 def test_the_defaults_are_those_of_transformers() -> None:

@@ -17,6 +17,7 @@ from tiny.trained import train
 import ostro
 from ostro.core.errors import (
     AdapterNotFound,
+    ConfigError,
     ContextLengthExceeded,
     RequestError,
     Unsupported,
@@ -24,6 +25,7 @@ from ostro.core.errors import (
 )
 from ostro.entrypoints.local_model import LocalModel
 from ostro.plugins.conformance.parity import reinitialise
+from ostro.plugins.pipelines.vectors.limits import text_limit
 
 TEXTS = ["hello world", "a", "hello hello hello world"]
 
@@ -62,6 +64,55 @@ def test_embeddings_are_truncated(bert: tuple[LocalModel, Any]) -> None:
     torch.testing.assert_close(short, whole[:, :5] / whole[:, :5].norm())
     with pytest.raises(RequestError, match=r"dimensions=33 is not within 1\.\.32"):
         model.embed("hello", dimensions=33)
+
+
+@pytest.mark.parametrize(
+    ("files", "limit"),
+    [
+        ({"sentence_bert_config.json": {"max_seq_length": 6}}, 6),
+        ({"sentence_roberta_config.json": {"max_seq_length": 6}}, 6),
+        ({"tokenizer_config.json": {"model_max_length": 7}}, 7),
+        (
+            {
+                "sentence_bert_config.json": {"max_seq_length": None},
+                "tokenizer_config.json": {"model_max_length": 7},
+            },
+            7,
+        ),
+        ({"sentence_bert_config.json": {"max_seq_length": 512}}, 64),
+        ({"tokenizer_config.json": {"model_max_length": 10**30}}, 64),
+        ({}, 64),
+    ],
+)
+def test_folders_of_sentence_transformers_truncate(
+    files: dict[str, Any], limit: int, tmp_path: Path
+) -> None:
+    make_bert(tmp_path, "BertModel")
+    pooling = {"pooling_mode": "mean"}
+    modules = [{"type": "x.Transformer", "path": ""}, {"type": "x.Pooling", "path": "pooling"}]
+    (tmp_path / "pooling").mkdir()
+    written = {"modules.json": modules, "pooling/config.json": pooling, **files}
+    for name, content in written.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    text = "hello world " * 40
+    with ostro.load(tmp_path, dtype="float32") as model:
+        pipeline = model.pipeline("embed")
+        read = model.wait(pipeline.embed([text]))
+        assert read.tokens == limit
+        explicit = model.wait(pipeline.embed([text], truncate=limit))
+        torch.testing.assert_close(torch.tensor(read.answer), torch.tensor(explicit.answer))
+        for truncate, tokens in ((3, 3), (60, 60), (-1, limit)):
+            assert model.wait(pipeline.embed([text], truncate=truncate)).tokens == tokens
+        with pytest.raises(ContextLengthExceeded):
+            model.wait(pipeline.embed([text], truncate=0))
+
+
+@pytest.mark.parametrize("value", [0, -1, True, "256"])
+def test_a_length_limit_is_a_number_of_tokens(value: Any, tmp_path: Path) -> None:
+    (tmp_path / "modules.json").write_text("[]")
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": value}))
+    with pytest.raises(ConfigError, match=r"sentence_bert_config\.json: max_seq_length="):
+        text_limit(tmp_path, 64)
 
 
 def test_the_model_s_prompt_is_prepended(tmp_path: Path) -> None:

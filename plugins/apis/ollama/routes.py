@@ -197,7 +197,7 @@ async def embedded(
     if not inputs:
         return None
     adapters = msgspec.to_builtins({"adapter": body.adapter, "adapters": body.adapters})
-    length = (most or -1) if truncate else None
+    length = (most or -1) if truncate else 0
     given = {"model": entry.id, "input": inputs, "truncate_prompt_tokens": length}
     given |= {**adapters, **fields}
     work = operations.embed(parse_request(given, EmbeddingRequest), caller_of(request))

@@ -23,6 +23,7 @@ from ostro.pipelines import (
     ServedModel,
     prompt_tokens,
 )
+from ostro.plugins.pipelines.vectors.limits import text_limit
 
 MARGIN = 64
 """Tokens beyond those kept of a text, so that the place of a cut within a word has no effect."""
@@ -68,8 +69,9 @@ class Vectors:
 
         `prompt` names one of the model's prompts, which precedes every text; `dimensions` truncates
         vectors and normalises them again (Matryoshka); `truncate` is the number of tokens to which
-        longer inputs are shortened, -1 for the context. Raises RequestError, and AdapterError for
-        unknown `adapters`.
+        longer inputs are shortened, -1 for the limit of the model's folder or the context, 0 to
+        reject inputs beyond the context. By default, only a folder of sentence-transformers
+        shortens inputs. Raises RequestError, and AdapterError for unknown `adapters`.
         """
         before = self.prompt(prompt)
         size = sum(map(len, inputs)) + len(before) * len(inputs)
@@ -185,14 +187,19 @@ class Vectors:
     def limit(self, truncate: int | None) -> int | None:
         """The tokens to keep of an input, None to reject longer ones. Raises RequestError."""
         context = self.model.context
-        if truncate is None or 1 <= truncate <= context:
-            return truncate
-        if truncate != -1:
+        if truncate is None:
+            return self.text_limit
+        if not -1 <= truncate <= context:
             raise RequestError(
-                f"truncate_prompt_tokens={truncate} is neither -1 nor within 1..{context}",
+                f"truncate_prompt_tokens={truncate} is not within -1..{context}",
                 param="truncate_prompt_tokens",
             )
-        return context
+        return (self.text_limit or context) if truncate == -1 else truncate or None
+
+    @cached_property
+    def text_limit(self) -> int | None:
+        """The tokens at which the model's folder truncates texts, None if it does not."""
+        return text_limit(self.model.path, self.model.context)
 
     def encode(
         self, inputs: Sequence[str | list[int]], before: str, keep: int | None = None

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from ostro.core.errors import CheckpointError, ConfigError
-from ostro.core.load.pooling import MODES, Pooling, read_pooling
+from ostro.core.load.pooling import MODES, WORDS, Pooling, read_pooling
 
 CPU = torch.device("cpu")
 ROWS = torch.tensor([[1.0, 4.0], [3.0, 0.0], [5.0, 1.0], [2.0, 2.0]])
@@ -36,19 +36,37 @@ def test_modes(mode: str) -> None:
 
 
 def test_every_mode_is_tested() -> None:
-    assert set(MODES.values()) == set(EXPECTED)
+    assert set(MODES.values()) == set(WORDS.values()) == set(EXPECTED)
 
 
-def describe(folder: Path, *modules: tuple[str, dict[str, Any]]) -> Path:
+def describe(
+    folder: Path,
+    *modules: tuple[str, dict[str, Any]],
+    root: str = "sentence_transformers.models",
+) -> Path:
     """A folder as sentence-transformers saves it: modules by class, with their config."""
     listed = []
     for i, (kind, config) in enumerate(modules):
-        place = folder / f"{i}_{kind}"
+        place = folder / f"{i}_{kind.rpartition('.')[2]}"
         place.mkdir()
         (place / "config.json").write_text(json.dumps(config))
-        listed.append({"type": f"sentence_transformers.models.{kind}", "path": place.name})
+        listed.append({"type": f"{root}.{kind}", "path": place.name})
     (folder / "modules.json").write_text(json.dumps(listed))
     return folder
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_a_mode_is_a_word_in_newer_folders(word: str, tmp_path: Path) -> None:
+    parts = (
+        ("base.modules.transformer.Transformer", {}),
+        ("sentence_transformer.modules.pooling.Pooling", {"pooling_mode": word}),
+        ("base.modules.dense.Dense", {"in_features": 2, "out_features": 2}),
+        ("sentence_transformer.modules.normalize.Normalize", {}),
+    )
+    folder = describe(tmp_path, *parts, root="sentence_transformers")
+    save_file({"linear.weight": torch.eye(2)}, folder / "2_Dense" / "model.safetensors")
+    found = read_pooling(folder, "last", CPU)
+    assert found.mode == WORDS[word] and found.normalize and len(found.layers) == 1
 
 
 MEAN = ("Pooling", {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False})
@@ -75,6 +93,8 @@ def test_a_dense_layer_follows(tmp_path: Path) -> None:
     [
         ((("LSTM", {}),), "LSTM.*not supported"),
         ((("Pooling", {}),), "0 pooling modes"),
+        ((("Pooling", {"pooling_mode": "median"}),), "pooling_mode='median' is not supported"),
+        ((("Pooling", {"pooling_mode": ["mean", "max"]}),), r"pooling_mode=\['mean', 'max'\]"),
         ((("Pooling", {key: True for key in MODES}),), "6 pooling modes"),
         ((MEAN, ("Dense", {"activation_function": "os.system"})), "os.system.*not supported"),
     ],

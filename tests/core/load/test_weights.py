@@ -138,6 +138,37 @@ def test_a_shape_that_the_config_denies_is_refused(
     assert "the config requires" in said
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("k_scale", "v_scale", "q_scale", "prob_output_scale"),
+        ("k_scale", "v_scale", "k_zero_point", "v_zero_point"),
+        ("kv_scale",),
+        ("k_proj.k_scale", "v_proj.v_scale"),
+        ("k_proj.output_scale", "v_proj.output_scale"),
+        ("qkv_proj.k_scale", "qkv_proj.v_scale"),
+        ("attn.k_scale", "attn.v_scale"),
+    ],
+)
+def test_scales_of_a_cache_are_not_used(
+    names: tuple[str, ...], folder: Folder, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in names:
+        folder.tensors[f"model.layers.1.self_attn.{name}"] = torch.tensor([0.02])
+    folder.write()
+    with caplog.at_level("INFO"):
+        assert folder.deviation() <= BAR
+    assert sum("scales of keys and values are not used" in text for text in caplog.messages) == 1
+
+
+@pytest.mark.parametrize("name", ["x_scale", "o_proj.output_scale", "k_scale.weight", "my_k_scale"])
+def test_other_scales_are_left_over(name: str, folder: Folder) -> None:
+    folder.tensors[f"model.layers.1.self_attn.{name}"] = torch.tensor([0.02])
+    folder.write()
+    with pytest.raises(CheckpointError, match=r"left over|no installed format"):
+        folder.load()
+
+
 def test_a_format_without_a_reader_is_named(folder: Folder) -> None:
     name = "model.layers.0.mlp.up_proj.weight"
     folder.tensors[name] = torch.zeros(96, 64, dtype=torch.int32)
@@ -165,6 +196,27 @@ def test_a_tied_head_may_be_repeated(
     assert folder.deviation() <= BAR
     model = folder.load().model
     assert model.lm_head.fused is model.model.embed_tokens.storage and model.lm_head.nbytes == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_tied_head_that_differs_is_used(
+    dtype: torch.dtype,
+    tied: Subject,
+    tmp_path: Path,
+    plugins: PluginManager,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    folder = Folder(tied, tmp_path, plugins)
+    table = folder.tensors["model.embed_tokens.weight"]
+    folder.tensors["lm_head.weight"] = table.flip(0).to(dtype)
+    folder.write()
+    loaded = folder.load()
+    head = loaded.model.lm_head
+    assert not head.tied and torch.equal(head.fused.dequantize(), table.flip(0).to(dtype).float())
+    (said,) = (record.getMessage() for record in caplog.records)
+    assert "tie_word_embeddings=true, but lm_head.weight differs from model.embed_tokens" in said
+    weights = loaded.weigh()
+    assert weights[head] == weights[loaded.model.model.embed_tokens]
 
 
 def test_an_untied_head_must_be_there(folder: Folder) -> None:

@@ -100,7 +100,7 @@ def test_embed(client: ollama.Client, vectors: Lengths) -> None:
     assert found.embeddings == [[1, 0], [0, 0]] and found.prompt_eval_count == 7
     assert vectors.asked["truncate"] == -1 and vectors.asked["dimensions"] == 2
     assert client.embed("echo", "abc", truncate=False).embeddings == [[1, 0]]
-    assert vectors.asked["truncate"] is None
+    assert vectors.asked["truncate"] == 0
     assert client.embed("echo", "").embeddings == []
     assert client.embeddings("echo", "abc").embedding == [3, 0]
     assert client.embeddings("echo").embedding == []
