@@ -11,6 +11,7 @@ import pytest
 from tiny.chats import (
     CALL,
     CALLED,
+    CHATML,
     CONVERSATIONS,
     TOKENS,
     TOOL,
@@ -115,10 +116,26 @@ class TestLoading:
 
     def test_one_of_several_is_chosen(self, tmp_path: Path) -> None:
         tokenizer = small(chat_template={"default": "A", "tool_use": "B"})
-        assert load_template(tokenizer).source == "A"
-        assert load_template(tokenizer, name="tool_use").source == "B"
+        template = load_template(tokenizer)
+        assert (template.render(USER), template.render(USER, tools=[TOOL])) == ("A", "B")
+        assert tokenizer.decode(prompt_tokens(template, tokenizer, USER, [TOOL])) == "B"
         (tmp_path / "own.jinja").write_text("C")
-        assert load_template(tokenizer, file=tmp_path / "own.jinja").source == "C"
+        own = load_template(tokenizer, file=tmp_path / "own.jinja")
+        assert (own.render(USER), own.render(USER, tools=[TOOL])) == ("C", "C")
+
+    def test_named_templates_without_a_default_are_listed(self) -> None:
+        with pytest.raises(TemplateError, match=r"names rag, tool_use, and none is the default"):
+            load_template(small(chat_template={"tool_use": "A", "rag": "B"}))
+
+    @pytest.mark.sample(4)
+    @pytest.mark.parametrize("tools", [None, [TOOL]], ids=["plain", "tools"])
+    def test_the_choice_is_that_of_transformers(self, source: str, tools: Any) -> None:
+        named = {"default": CHATML, "tool_use": source, "rag": "no"}
+        template = load_template(small(chat_template=named))
+        chosen = source if tools else CHATML
+        assert template.for_tools(tools).source == chosen
+        alone = ChatTemplate(chosen, tokens={})
+        assert attempt(template, USER, tools=tools) == attempt(alone, USER, tools=tools)
 
     def test_a_file_that_is_not_there(self, tmp_path: Path) -> None:
         with pytest.raises(TemplateError, match=r"gone\.jinja"):
