@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,16 @@ import jinja2
 import msgspec
 
 from ostro.core.chat.escape import ControlTokenEscaper
-from ostro.core.chat.messages import TemplateFeatures, arrange, tool_fields
+from ostro.core.chat.messages import (
+    EMPTY_FORMS,
+    PROBE,
+    PROBE_TOOLS,
+    WRITTEN,
+    TemplateFeatures,
+    arrange,
+    content_of,
+    tool_fields,
+)
 from ostro.core.chat.renderer import RENDERER, Renderer
 from ostro.core.chat.worker import ENVIRONMENT
 from ostro.core.errors import RequestError, TemplateError, nearest
@@ -102,6 +113,18 @@ class ChatTemplate:
         """Check the messages and options, and convert them to the template's variables."""
         self._check_options(options)
         arranged = arrange(messages, self.features)
+        for message in arranged:
+            if "content" not in message:
+                message |= self.empty_form
+        return self._variables(arranged, tools, options)
+
+    def _variables(
+        self,
+        arranged: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        options: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """The template's variables; `arranged` are messages in the form that it expects."""
         try:
             listed = [tool_fields(tool) for tool in tools or ()] or None
             given = {**options, "messages": arranged, "tools": listed}
@@ -109,6 +132,28 @@ class ChatTemplate:
             return msgspec.json.decode(data, type=dict[str, Any])
         except (RecursionError, TypeError, ValueError) as error:
             raise RequestError(f"the messages cannot be written as JSON: {error}") from error
+
+    @cached_property
+    def empty_form(self) -> Mapping[str, Any]:
+        """The content of a message of tool calls without text, as a field.
+
+        Templates of different makers expect "", null, no field or an empty list, and for the others
+        fail, leave the calls out, or write "None". It is the form in which a conversation shows the
+        call and the fewest "None"; without any, the syntax tree decides.
+        """
+        own = {"content": content_of(None, self.features)}
+        forms = [own, *(form for form in EMPTY_FORMS if form != own)]
+        return min(forms, key=self._faults_of)
+
+    def _faults_of(self, form: Mapping[str, Any]) -> float:
+        """How often a conversation with tool calls shows "None"; infinite if it hides the call."""
+        arranged = arrange(PROBE, self.features)
+        arranged[1] |= form
+        try:
+            text = self.fill(self._variables(arranged, PROBE_TOOLS, {}))
+        except TemplateError:
+            return inf
+        return text.count("None") if WRITTEN in text else inf
 
     def fill(
         self,

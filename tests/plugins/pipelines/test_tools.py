@@ -218,3 +218,16 @@ def test_the_template_named_tool_use_renders_tools_and_selects_their_parser(
     alone = Preparer(replace(model, template=ChatTemplate("plain", tokens={})))
     with pytest.raises(Unsupported, match="does not read them"):
         alone.encode_chat([{"role": "user", "content": "hi"}], tools=TOOLS)
+
+
+@pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}, {"content": []}])
+def test_a_message_of_tool_calls_may_have_no_text(
+    model: ServedModel, content: dict[str, Any]
+) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "tool_calls": [call], **content},
+        {"role": "tool", "tool_call_id": "1", "content": "42"},
+    ]
+    assert Preparer(model).render_chat(chat(messages=messages)) == "42"
