@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ostro.core.errors import UsageError
+from ostro.entrypoints.cli import writes_unicode
 from ostro.entrypoints.cli.options import add_model_options, parse_settings, take_model
 
 if TYPE_CHECKING:
@@ -91,7 +92,8 @@ def write(vectors: Tensor, texts: list[str], output: Path | None) -> None:
         save_file({"vectors": vectors}, output)
     else:
         rows = zip(texts, vectors.tolist(), strict=True)
-        lines = [json.dumps({"text": t, "vector": v}, ensure_ascii=False) + "\n" for t, v in rows]
+        ascii = output is None and not writes_unicode()
+        lines = [json.dumps({"text": t, "vector": v}, ensure_ascii=ascii) + "\n" for t, v in rows]
         if output is None:
             sys.stdout.writelines(lines)
         else:

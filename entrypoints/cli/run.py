@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ostro.core.errors import ModelNotFound, Unsupported, UsageError
+from ostro.entrypoints.cli import writes_unicode
 from ostro.entrypoints.cli.chat.adapters import parse_choice
 from ostro.entrypoints.cli.chat.answers import make_prompt, print_answer
 from ostro.entrypoints.cli.chat.attachments import (
@@ -331,4 +332,4 @@ def print_answers(model: LocalModel, args: argparse.Namespace, conversation: Con
         if args.logprobs is not None:
             each = [piece.logprobs for piece in tokens if piece.logprobs is not None]
             found["logprobs"] = [{"logprob": x.logprob, "top": x.top} for x in each]
-        print(json.dumps(found, ensure_ascii=False))
+        print(json.dumps(found, ensure_ascii=not writes_unicode()))

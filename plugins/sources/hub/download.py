@@ -70,7 +70,7 @@ def token_from(source: str | None) -> str | bool | None:
         found = os.environ.get(rest, "")
     elif how in ("file", "path"):
         try:
-            found = Path(rest).expanduser().read_text()
+            found = Path(rest).expanduser().read_text("utf-8")
         except (OSError, ValueError) as error:
             raise UsageError(f"--token-source {how}:{rest}: {error}") from None
     elif how == "literal":
@@ -205,7 +205,7 @@ def _shards(folder: Path, selection: Selection) -> Iterator[str]:
     for name in selection.small:
         if name.endswith(".safetensors.index.json"):
             try:
-                shards = set(json.loads((folder / name).read_text())["weight_map"].values())
+                shards = set(json.loads((folder / name).read_text("utf-8"))["weight_map"].values())
                 named = [PurePosixPath(name).with_name(shard).as_posix() for shard in shards]
             except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 continue  # the reader of the weights reports a malformed index
