@@ -6,6 +6,7 @@ import glob
 import json
 import logging
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -18,6 +19,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.file_download import repo_folder_name
 
 from ostro import HubReference, Settings
 from ostro.errors import ModelNotFound, OstroError, UsageError
@@ -25,16 +27,18 @@ from ostro.plugins.sources.files import Selection, listed, missing, select
 
 log = logging.getLogger(__name__)
 
+ABBREVIATION = re.compile("[0-9a-f]{7,39}")
+"""The first digits of a commit, which `ostro rm` and `ostro list` print."""
+
 
 def fetch(reference: HubReference, kind: str, settings: Settings) -> Path:
     """The folder or file of a hub model, downloaded unless it is cached.
 
     Raises ModelNotFound with the next step: gated, private, missing, no connection, not cached.
     """
-    if settings.revision and not reference.revision:
-        reference = HubReference(
-            id=reference.id, revision=settings.revision, selector=reference.selector
-        )
+    if revision := reference.revision or settings.revision:
+        revision = full_commit(reference.id, revision)
+        reference = HubReference(id=reference.id, revision=revision, selector=reference.selector)
     token = token_from(settings.token_source)
     if settings.offline or constants.HF_HUB_OFFLINE:
         return cached(reference, kind, "offline mode is set; run once with a connection")
@@ -55,6 +59,15 @@ def fetch(reference: HubReference, kind: str, settings: Settings) -> Path:
         raise
     except Exception as error:
         raise explained(reference, error) from error
+
+
+def full_commit(id: str, revision: str) -> str:
+    """The cached commit that a revision abbreviates; the revision if there is not exactly one."""
+    folder = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=id, repo_type="model"))
+    if not ABBREVIATION.fullmatch(revision) or (folder / "refs" / revision).exists():
+        return revision
+    found = [path.name for path in (folder / "snapshots").glob(f"{revision}*")]
+    return found[0] if len(found) == 1 else revision
 
 
 def token_from(source: str | None) -> str | bool | None:
@@ -129,7 +142,8 @@ def cached(reference: HubReference, kind: str, reason: str) -> Path:
             )
         )
     except (LocalEntryNotFoundError, OSError, ValueError):
-        raise ModelNotFound(f"{reference.id} is not in the cache, and {reason}") from None
+        wanted = f"{reference.id}@{reference.revision}" if reference.revision else reference.id
+        raise ModelNotFound(f"{wanted} is not in the cache, and {reason}") from None
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     selection = select(names, kind, reference.selector, f"{reference.id} in the cache")
     if lacking := missing(selection, _shards(folder, selection)):
