@@ -71,7 +71,10 @@ def run_command(session: Session, line: str) -> None:
         parameter = f"; nearest: set {name}" if name in PARAMETERS else ""
         near = parameter or nearest(name, COMMANDS, n=1)
         raise UsageError(f"unknown command /{name:.40}{near.replace(': ', ': /')}; see /help")
-    COMMANDS[name].run(session, rest.strip())
+    command, rest = COMMANDS[name], rest.strip()
+    if rest and not command.arguments:
+        raise UsageError(f"/{name} takes nothing after it, got {rest[:40]!r}")
+    command.run(session, rest)
 
 
 def words_of(text: str) -> list[str]:

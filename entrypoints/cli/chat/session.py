@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from ostro.entrypoints.local_model import LocalModel
 
 HINTS: dict[type[OstroError], str] = {
-    ContextLengthExceeded: "; /undo removes the last exchange, /clear clears the conversation",
+    ContextLengthExceeded: "; the message was not added: send a shorter one, or /clear the "
+    "conversation",
     AdapterError: "; /adapter none disables adapters",
 }
 """Advice for errors of an answer."""

@@ -58,6 +58,10 @@ def test_text_between_triple_quotes_is_one_message(open_session: Open) -> None:
         ("/show nothing", "expected /show model"),
         ("/retry", "there is no message to answer again"),
         ("/undo", "there is no message to remove"),
+        ("/undo 3", "/undo takes nothing after it, got '3'"),
+        ("/clear all", "/clear takes nothing after it"),
+        ("/retry now", "/retry takes nothing after it"),
+        ("/exit now", "/exit takes nothing after it"),
         ("/edit", "there is no message to edit"),
         ("/save", "expected /save FILE"),
         ("/load /nowhere/a.json", "/nowhere/a.json cannot be read: No such file"),
@@ -141,7 +145,9 @@ def test_a_failed_answer_leaves_the_conversation(open_session: Open, capsys) -> 
     for line in ("hello", "long", "again"):
         session.handle(line)
     assert texts(session) == ["hello", "one", "again", "two"]
-    assert "ostro: too long; /undo removes" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "ostro: too long; the message was not added: send a shorter one" in said
+    assert "/undo" not in said
 
 
 def test_a_text_file_is_part_of_the_next_message(open_session: Open, tmp_path: Path) -> None:
