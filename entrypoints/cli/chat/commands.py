@@ -135,7 +135,14 @@ def set_parameter(session: Session, rest: str) -> None:
         session.conversation.sampling = {
             key: getattr(checked, key, x) for key, x in sampling.items()
         }
-        note(f"{name} = {getattr(checked, name)}")
+        note(f"{name} = {written(getattr(checked, name))}")
+
+
+def written(value: Any) -> str:
+    """A value as /set takes it: the texts of a list in quotes, "none" for none."""
+    if isinstance(value, tuple):
+        return shlex.join(value) or "none"
+    return "none" if value is None else str(value)
 
 
 def set_thinking(session: Session, value: str) -> None:
@@ -179,7 +186,7 @@ def show_sampling(session: Session) -> None:
     values = session.model.text.sampling(given)
     for name in PARAMETERS:
         source = f" ({sources[name]})" if name in sources and name not in given else ""
-        note(f"{'*' if name in given else ' '} {name} = {getattr(values, name)}{source}")
+        note(f"{'*' if name in given else ' '} {name} = {written(getattr(values, name))}{source}")
     if session.conversation.think is not None:
         note(f"* think = {'on' if session.conversation.think else 'off'}")
 

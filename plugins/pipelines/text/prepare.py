@@ -32,7 +32,11 @@ from ostro.plugins.pipelines.text.conversation import (
 )
 from ostro.plugins.pipelines.text.infill import InfillTokens
 from ostro.plugins.pipelines.text.parsing import OutputFormat, output_format
-from ostro.plugins.pipelines.text.sampling import check_length, sampling_of
+from ostro.plugins.pipelines.text.sampling import (
+    check_length,
+    describe_type_error,
+    sampling_of,
+)
 from ostro.plugins.pipelines.text.schema import ChatRequest, CompletionRequest, GenerationRequest
 from ostro.plugins.pipelines.text.structure import (
     GRAMMAR,
@@ -408,7 +412,7 @@ class Preparer:
                 {**self.model.sampling.values, **values}, Sampling, strict=False
             )
         except msgspec.ValidationError as error:
-            raise UsageError(f"sampling: {error}") from None
+            raise UsageError(describe_type_error(error, values)) from None
         return check_ends(rules.checked(self.model.vocab))
 
 

@@ -51,7 +51,9 @@ def test_text_between_triple_quotes_is_one_message(open_session: Open) -> None:
         ("/temperature 0", "unknown command /temperature; nearest: /set temperature; see /help"),
         ("/set temprature 1", "unknown parameter 'temprature'; nearest: temperature"),
         ("/set temperature", "expected /set temperature VALUE"),
-        ("/set temperature hot", "sampling: Expected `float`"),
+        ("/set temperature hot", "temperature: expected a number, got 'hot'"),
+        ("/set seed 1.5", "seed: expected an integer or none, got '1.5'"),
+        ("/set max_tokens many", "max_tokens: expected an integer or none, got 'many'"),
         ("/set temperature -1", "temperature=-1.0 is not within 0..100"),
         ("/set think maybe", "expected /set think on, off or default"),
         ('/set stop "open', "No closing quotation"),
@@ -105,7 +107,11 @@ def test_set_changes_the_next_answer(open_session: Open, capsys) -> None:
     capsys.readouterr()
     session.handle("/set")
     shown = capsys.readouterr().err
-    assert "* temperature = 0.25\n" in shown and "  seed = None\n" in shown
+    assert (
+        "* temperature = 0.25\n" in shown
+        and "  seed = none\n" in shown
+        and "* stop = END 'a b'\n" in shown
+    )
     assert "  min_p = 0.05 (fallback)\n" in shown
 
 
@@ -289,8 +295,9 @@ def test_another_file_is_not_overwritten(open_session: Open, tmp_path: Path, cap
     ("text", "message"),
     [
         ("{", "is not a saved conversation"),
-        ("[]", "Expected `object`"),
-        ("{}", "messages is missing"),
+        ("[]", "is not a saved conversation: it has no messages"),
+        ("{}", "is not a saved conversation: it has no messages"),
+        ('{"architectures": ["LlamaForCausalLM"]}', "is not a saved conversation"),
         (
             '{"messages": [{"role": "user"}]}',
             "messages[0]: Object missing required field",
