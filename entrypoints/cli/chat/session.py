@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from ostro.entrypoints.local_model import LocalModel
 
 HINTS: dict[type[OstroError], str] = {
-    ContextLengthExceeded: "; the message was not added: send a shorter one, or /clear the "
-    "conversation",
+    ContextLengthExceeded: "; the message was not added, /clear clears the conversation",
     AdapterError: "; /adapter none disables adapters",
 }
 """Advice for errors of an answer."""

@@ -152,7 +152,7 @@ def test_a_failed_answer_leaves_the_conversation(open_session: Open, capsys) -> 
         session.handle(line)
     assert texts(session) == ["hello", "one", "again", "two"]
     said = capsys.readouterr().err
-    assert "ostro: too long; the message was not added: send a shorter one" in said
+    assert "ostro: too long; the message was not added, /clear clears" in said
     assert "/undo" not in said
 
 
