@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ostro.core.errors import Unsupported, UsageError
+from ostro.core.errors import RequestError, Unsupported, UsageError
 from ostro.entrypoints.cli import writes_unicode
 from ostro.entrypoints.cli.chat.adapters import parse_choice
 from ostro.entrypoints.cli.chat.answers import make_prompt, print_answer
@@ -266,9 +266,20 @@ def attached(args: argparse.Namespace) -> list[tuple[str | None, str]]:
 
 
 def make_conversation(args: argparse.Namespace) -> Conversation:
-    """An empty conversation with the settings of the options."""
+    """An empty conversation with the settings of the options.
+
+    Raises UsageError for a sampling parameter out of range.
+    """
+    import msgspec
+
+    from ostro.core.engine.request import Sampling
+
     applied = args.apply or [entry.partition("=")[0] for entry in args.adapters]
     values = {name: getattr(args, name) for name in SAMPLING}
+    try:
+        msgspec.convert({k: x for k, x in values.items() if x is not None}, Sampling).checked()
+    except RequestError as error:
+        raise UsageError(str(error)) from None
     values["schema"] = None if args.schema is None else read_schema(args.schema)
     return Conversation(
         system=args.system,

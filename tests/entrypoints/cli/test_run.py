@@ -310,6 +310,26 @@ def test_a_missing_model_or_text_is_named(ostro, words: tuple[str, ...], said: s
     assert ran.code == 2 and said in ran.err
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--temperature", "-1"), "temperature=-1.0 is not within 0..100"),
+        (("--top-p", "3"), "top_p=3.0 is not within 0..1"),
+        (("--min-p", "2"), "min_p=2.0 is not within"),
+        (("-n", "-4"), "max_tokens=-4 is not within"),
+    ],
+)
+def test_a_sampling_parameter_out_of_range_is_refused_before_the_model_is_loaded(
+    ostro, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr(run, "load", refuse)
+    ran = ostro("run", "-i", "hello", *words)
+    assert ran.code == 2 and said in ran.err
+
+
 def test_a_file_in_the_place_of_the_model_names_the_option(ostro, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
     ran = ostro("run", str(tmp_path / "notes.txt"), "-i", "Summarize")
