@@ -12,7 +12,7 @@ import pytest
 
 from ostro.core.errors import ContextLengthExceeded
 from ostro.entrypoints.cli.chat.commands import ALIASES, COMMANDS, run_command
-from ostro.entrypoints.cli.chat.session import Session
+from ostro.entrypoints.cli.chat.session import Session, wrapped
 
 Open = Callable[..., Session]
 ROOT = Path(__file__).parents[4]
@@ -87,6 +87,20 @@ def test_a_wrong_command_is_refused_and_changes_nothing(
     out, err = capsys.readouterr()
     assert err.startswith("ostro: ") and message in err and not out
     assert session.conversation == before and not session.ended
+
+
+def test_notes_are_wrapped_between_words() -> None:
+    text = "/set [NAME VALUE]  set a sampling parameter, or think on/off\n\n"
+    text += "see https://a.b/" + "c" * 50
+    lines = wrapped(text, 40).split("\n")
+    assert lines == [
+        "/set [NAME VALUE]  set a sampling",
+        "parameter, or think on/off",
+        "",
+        "see",
+        "https://a.b/" + "c" * 50,
+    ]
+    assert wrapped(text, 80) == text
 
 
 def test_set_changes_the_next_answer(open_session: Open, capsys) -> None:
