@@ -34,6 +34,7 @@ ASSETS = (".json", ".jinja", ".model", ".txt", ".tiktoken")
 """Suffixes of a model's files besides its weights."""
 
 TEMPLATE = "chat_template.jinja"
+NAMED_TEMPLATES = "additional_chat_templates/*.jinja"
 
 
 @dataclass(frozen=True)
@@ -179,14 +180,19 @@ class Merged:
         return found | {"tie_word_embeddings": False}
 
     @property
-    def assets(self) -> Sequence[Path]:
-        """The base's tokenizer, templates and other small files."""
+    def assets(self) -> Mapping[str, Path]:
+        """The base's tokenizer, templates and other small files, by name.
+
+        The template of an adapter renders all chats, so the base's named ones are left out with it.
+        """
         folder = self.outline.container.path
-        return [
-            path
-            for path in sorted(folder.iterdir())
-            if path.is_file() and path.suffix in ASSETS and path.name not in self.written(path.name)
-        ]
+        named = [] if self.templates else folder.glob(NAMED_TEMPLATES)
+        files = {
+            path.relative_to(folder).as_posix(): path
+            for path in sorted((*folder.iterdir(), *named))
+            if path.is_file() and path.suffix in ASSETS
+        }
+        return {name: path for name, path in files.items() if name not in self.written(name)}
 
     def written(self, name: str) -> Sequence[str]:
         """Return the names of the files that the writer creates, including `name` if an index."""

@@ -106,7 +106,7 @@ def with_tokenizer(
         raise
     file = Path(settings.chat_template) if settings.chat_template else None
     template: ChatTemplate | None = None
-    if file is not None or tokenizer.chat_template:
+    if file is not None or tokenizer.chat_templates.get("default"):
         template = load_template(tokenizer, file=file)
     return replace(model, tokenizer=tokenizer, template=template)
 

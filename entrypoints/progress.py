@@ -49,6 +49,14 @@ def loading(stream: TextIO | None = None) -> Iterator[ProgressCallback]:
             shown.close()
 
 
+def columns_of(stream: TextIO) -> int:
+    """The width of a terminal, 80 if it is unknown."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80
+
+
 class LoadingLine:
     """The current stage in one line of a terminal; a thread redraws it until `close` erases it."""
 
@@ -67,20 +75,12 @@ class LoadingLine:
     def redraw(self) -> None:
         """Draw the line until it is closed."""
         while True:
-            line = self.text(monotonic() - self.since)[: self.columns - 1]
+            line = self.text(monotonic() - self.since)[: columns_of(self.stream) - 1]
             # The cursor stays at the start of the line, which a log message may overwrite.
             self.stream.write(f"\x1b[K{line}\r")
             self.stream.flush()
             if self.closed.wait(REDRAW_SECONDS):
                 return
-
-    @property
-    def columns(self) -> int:
-        """The width of the terminal, 80 if it is unknown."""
-        try:
-            return os.get_terminal_size(self.stream.fileno()).columns or 80
-        except OSError:
-            return 80
 
     def text(self, seconds: float) -> str:
         """The line, for a stage that has lasted some seconds."""

@@ -81,10 +81,20 @@ def load_text(
 def open_model(
     settings: Settings, plugins: Sequence[str | Path] = (), progress: ProgressCallback | None = None
 ) -> LocalModel:
-    """Load the model of the settings, for one task if they name it, else for all its tasks."""
+    """Load the model of the settings, for one task if they name it, else for all its tasks.
+
+    Raises UsageError for a task that the starter, the default model, does not support.
+    """
     manager = PluginManager()
     manager.load(settings, plugins)
-    return LocalModel(find_model(settings, manager), manager, progress)
+    model = find_model(settings, manager)
+    tasks = model.architecture.tasks
+    if settings.reference == STARTER and settings.task not in (None, *tasks):
+        raise UsageError(
+            f"the built-in starter supports {', '.join(tasks)}, not {settings.task}; name a model "
+            "that does: its folder, its file or ORG/NAME"
+        )
+    return LocalModel(model, manager, progress)
 
 
 def tokenizer(reference: str | Path, **settings: Any) -> Tokenizer:

@@ -105,8 +105,8 @@ CORE: Mapping[str, Mapping[str, Change]] = {
     },
     "core/chat/messages.py": {
         "empty-content-beside-calls-stays": (
-            'content = None if calls and content in ("", []) else content',
-            "content = None if calls and content == [] else content",
+            "if calls and _is_empty(content):",
+            "if calls and content is None:",
         ),
         "arguments-may-be-a-json-list": (
             "return value if isinstance(value, dict) else arguments",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,16 @@ import jinja2
 import msgspec
 
 from ostro.core.chat.escape import ControlTokenEscaper
-from ostro.core.chat.messages import TemplateFeatures, arrange, tool_fields
+from ostro.core.chat.messages import (
+    EMPTY_FORMS,
+    PROBE,
+    PROBE_TOOLS,
+    WRITTEN,
+    TemplateFeatures,
+    arrange,
+    content_of,
+    tool_fields,
+)
 from ostro.core.chat.renderer import RENDERER, Renderer
 from ostro.core.chat.worker import ENVIRONMENT
 from ostro.core.errors import RequestError, TemplateError, nearest
@@ -42,11 +53,17 @@ RESERVED = frozenset(
 class ChatTemplate:
     """A chat template. source: Jinja. tokens: special tokens by role, such as "bos_token".
 
+    tool_use: the template that renders chats with tools in its place, None if there is none.
     Raises TemplateError for a source that is too long or has syntax errors.
     """
 
     def __init__(
-        self, source: str, *, tokens: Mapping[str, str], renderer: Renderer = RENDERER
+        self,
+        source: str,
+        *,
+        tokens: Mapping[str, str],
+        renderer: Renderer = RENDERER,
+        tool_use: ChatTemplate | None = None,
     ) -> None:
         if len(source) > SOURCE_LIMIT:
             raise TemplateError(
@@ -62,7 +79,12 @@ class ChatTemplate:
             raise TemplateError(f"chat template: {error}") from error
         self.source = source
         self.tokens = dict(tokens)
+        self.tool_use = tool_use
         self._renderer = renderer
+
+    def for_tools(self, tools: Sequence[Any] | None) -> ChatTemplate:
+        """The template that renders a chat with these tools, or without any."""
+        return self.tool_use if tools and self.tool_use is not None else self
 
     def render(
         self,
@@ -78,8 +100,9 @@ class ChatTemplate:
         `kwargs` are options of the template. Raises TemplateError if the template fails or rejects
         the conversation, RequestError for malformed messages and unknown options.
         """
-        context = self.context(messages, tools, kwargs)
-        return self.fill(context, add_generation_prompt, until)
+        chosen = self.for_tools(tools)
+        context = chosen.context(messages, tools, kwargs)
+        return chosen.fill(context, add_generation_prompt, until)
 
     def context(
         self,
@@ -90,6 +113,18 @@ class ChatTemplate:
         """Check the messages and options, and convert them to the template's variables."""
         self._check_options(options)
         arranged = arrange(messages, self.features)
+        for message in arranged:
+            if "content" not in message:
+                message |= self.empty_form
+        return self._variables(arranged, tools, options)
+
+    def _variables(
+        self,
+        arranged: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        options: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """The template's variables; `arranged` are messages in the form that it expects."""
         try:
             listed = [tool_fields(tool) for tool in tools or ()] or None
             given = {**options, "messages": arranged, "tools": listed}
@@ -97,6 +132,28 @@ class ChatTemplate:
             return msgspec.json.decode(data, type=dict[str, Any])
         except (RecursionError, TypeError, ValueError) as error:
             raise RequestError(f"the messages cannot be written as JSON: {error}") from error
+
+    @cached_property
+    def empty_form(self) -> Mapping[str, Any]:
+        """The content of a message of tool calls without text, as a field.
+
+        Templates of different makers expect "", null, no field or an empty list, and for the others
+        fail, leave the calls out, or write "None". It is the form in which a conversation shows the
+        call and the fewest "None"; without any, the syntax tree decides.
+        """
+        own = {"content": content_of(None, self.features)}
+        forms = [own, *(form for form in EMPTY_FORMS if form != own)]
+        return min(forms, key=self._faults_of)
+
+    def _faults_of(self, form: Mapping[str, Any]) -> float:
+        """How often a conversation with tool calls shows "None"; infinite if it hides the call."""
+        arranged = arrange(PROBE, self.features)
+        arranged[1] |= form
+        try:
+            text = self.fill(self._variables(arranged, PROBE_TOOLS, {}))
+        except TemplateError:
+            return inf
+        return text.count("None") if WRITTEN in text else inf
 
     def fill(
         self,
@@ -126,19 +183,18 @@ class ChatTemplate:
                 )
 
 
-def load_template(
-    tokenizer: Tokenizer, *, file: Path | None = None, name: str = "default"
-) -> ChatTemplate:
+def load_template(tokenizer: Tokenizer, *, file: Path | None = None) -> ChatTemplate:
     """Load a model's chat template, or the one in `file` instead.
 
-    `name` selects one of several templates, such as "tool_use". Raises TemplateError without one.
+    Of several templates by name, "tool_use" renders chats with tools and "default" the others, as
+    in transformers. Raises TemplateError without a default.
     """
-    source = tokenizer.chat_template if file is None else _read(file)
-    if isinstance(source, dict):
-        source = source.get(name, source.get("default"))
-    if not source:
+    named = tokenizer.chat_templates if file is None else {"default": _read(file)}
+    if not named.get("default"):
         raise missing_template(tokenizer)
-    return ChatTemplate(source, tokens=tokenizer.special_tokens)
+    tokens, source = tokenizer.special_tokens, named.get("tool_use")
+    tool_use = ChatTemplate(source, tokens=tokens) if source else None
+    return ChatTemplate(named["default"], tokens=tokens, tool_use=tool_use)
 
 
 def _read(file: Path) -> str:
@@ -149,9 +205,15 @@ def _read(file: Path) -> str:
 
 
 def missing_template(tokenizer: Tokenizer) -> TemplateError:
-    """The error for a model without a chat template."""
+    """The error for a model without a chat template, or with named ones but no default."""
+    names = ", ".join(sorted(tokenizer.chat_templates))
+    fault = (
+        f"its chat templates have the names {names}, and none is the default"
+        if names
+        else "this base model has no chat template"
+    )
     return TemplateError(
-        f"{tokenizer.source}: this base model has no chat template; set --chat-template FILE, or "
+        f"{tokenizer.source}: {fault}; set --chat-template FILE, or "
         "continue plain text: `ostro run --raw`, a str in Python, /v1/completions over HTTP"
     )
 
@@ -175,6 +237,7 @@ def prompt_tokens(
     """
     if template is None:
         raise missing_template(tokenizer)
+    template = template.for_tools(tools)
     context = template.context(messages, tools, kwargs or {})
     escaper = ControlTokenEscaper(tokenizer.controls, template.features.constants, context)
     text = template.fill(escaper.escape(context), add_generation_prompt, until)

@@ -18,6 +18,50 @@ REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names of the field for reasoning, the standard one first, as in transformers."""
 
 
+WRITTEN = "ostro_call"
+"""The text in a rendered `PROBE` whose template has written the tool call."""
+
+PROBE: Sequence[Mapping[str, Any]] = (
+    {"role": "user", "content": "a"},
+    {
+        "role": "assistant",
+        "tool_calls": [
+            {
+                "id": "abcdefghi",
+                "type": "function",
+                "function": {"name": WRITTEN, "arguments": {"value": WRITTEN}},
+            }
+        ],
+    },
+    {"role": "tool", "tool_call_id": "abcdefghi", "content": "b"},
+)
+"""A conversation with a message of tool calls without text."""
+
+PROBE_TOOLS: Sequence[Mapping[str, Any]] = (
+    {
+        "type": "function",
+        "function": {
+            "name": "c",
+            "description": "d",
+            "parameters": {
+                "type": "object",
+                "properties": {"value": {"type": "string", "description": "e"}},
+                "required": ["value"],
+            },
+        },
+    },
+)
+"""The tools of `PROBE`. Their names differ from `WRITTEN`: templates list them, too."""
+
+EMPTY_FORMS: Sequence[Mapping[str, Any]] = (
+    {"content": ""},
+    {"content": None},
+    {},
+    {"content": []},
+)
+"""The forms of a message without text that templates expect beside tool calls."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TemplateFeatures:
     """Properties of a template, read from its syntax tree.
@@ -65,7 +109,8 @@ def arrange(
 ) -> list[dict[str, Any]]:
     """Convert messages to the form that a template expects.
 
-    Raises RequestError with the message and the field that is malformed.
+    Messages of tool calls without text have no content: `ChatTemplate.empty_form` adds it. Raises
+    RequestError with the message and the field that is malformed.
     """
     arranged = []
     for i, message in enumerate(messages):
@@ -79,11 +124,11 @@ def arrange(
         if role == "developer" and not features.developer:
             fields["role"] = "system"
         calls = fields.get("tool_calls")
-        # Beside tool calls clients send "", null or no content. Some templates write the calls for
-        # null only, others concatenate the content.
-        content = fields.get("content")
-        content = None if calls and content in ("", []) else content
-        fields["content"] = _content(content, features, place)
+        content = content_of(fields.get("content"), features, place)
+        if calls and _is_empty(content):
+            fields.pop("content", None)
+        else:
+            fields["content"] = content
         reasoning = next((fields[key] for key in REASONING if fields.get(key) is not None), None)
         if reasoning is not None:
             fields = {"thinking": reasoning, **fields, "reasoning_content": reasoning}
@@ -109,7 +154,15 @@ def present(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _content(content: Any, features: TemplateFeatures, place: str) -> Any:
+def _is_empty(content: Any) -> bool:
+    """Whether a content has no text and no media. Clients send "", null, [] or an empty part."""
+    if isinstance(content, list):
+        return all(part.get("type") == "text" and not part["text"] for part in content)
+    return not content
+
+
+def content_of(content: Any, features: TemplateFeatures, place: str = "") -> Any:
+    """A content in the form that a template expects. Raises RequestError if it is malformed."""
     if content is None:
         return None if features.none else [] if not features.text else ""
     if isinstance(content, str):

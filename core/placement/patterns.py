@@ -54,7 +54,7 @@ def read_rules(text: str, option: str = PLACEMENT) -> list[PatternRule]:
 def read_table(path: Path, option: str) -> Mapping[str, Any]:
     """Parse a TOML file. Raises UsageError."""
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise UsageError(
             f"{option} {path}: there is no such file; write PATTERN = NAME, or the name of a TOML "

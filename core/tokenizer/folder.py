@@ -140,13 +140,20 @@ def _ends(root: Path, eos: int | None) -> set[int]:
 
 def _templates(root: Path, config: Mapping[str, Any]) -> str | dict[str, str] | None:
     """The chat template, or several by name."""
+    main = _main_template(root, config)
+    named = {
+        extra.stem: extra.read_text(encoding="utf-8")
+        for extra in sorted(root.glob("additional_chat_templates/*.jinja"))
+    }
+    if not named:
+        return main
+    return {**(main if isinstance(main, dict) else {"default": main} if main else {}), **named}
+
+
+def _main_template(root: Path, config: Mapping[str, Any]) -> str | dict[str, str] | None:
+    """The chat template outside of the folder of additional ones, or several by name."""
     if (file := root / "chat_template.jinja").is_file():
-        main = file.read_text(encoding="utf-8")
-        named = {
-            extra.stem: extra.read_text(encoding="utf-8")
-            for extra in sorted(root.glob("additional_chat_templates/*.jinja"))
-        }
-        return {"default": main, **named} if named else main
+        return file.read_text(encoding="utf-8")
     found = config.get("chat_template") or read_json(root / "chat_template.json").get(
         "chat_template"
     )

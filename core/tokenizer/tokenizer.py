@@ -128,6 +128,12 @@ class Tokenizer:
             raise too_long(limit)
 
     @property
+    def chat_templates(self) -> dict[str, str]:
+        """The sources of the chat templates by name; a single one is the "default"."""
+        found = self.chat_template
+        return found if isinstance(found, dict) else {"default": found} if found else {}
+
+    @property
     def has_pieces(self) -> bool:
         """Whether each token writes its own bytes in a text, whatever its neighbours are."""
         return self._spelling is not None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import io
 import os
 import sys
 from collections.abc import MutableMapping, Sequence
@@ -58,6 +59,7 @@ MODULES = {"from-config": "from_config", "list": "list_models"}
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code. Tracebacks are printed with --debug only."""
     limit_spinning(os.environ)
+    set_encodings()
     argv = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in argv
     argv = [word for word in argv if word != "--debug"]
@@ -79,6 +81,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         # Loading excludes objects from collection; Triton reports those that are left at the exit.
         gc.unfreeze()
+
+
+def set_encodings() -> None:
+    """Let no text fail at an encoding: output replaces what it lacks, piped input is UTF-8.
+
+    Standard error escapes such characters by itself. A terminal keeps the encoding of its keys.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    if isinstance(sys.stdin, io.TextIOWrapper) and not sys.stdin.isatty():
+        sys.stdin.reconfigure(encoding="utf-8", errors="strict")
+
+
+def writes_unicode() -> bool:
+    """Whether standard output can write every character. JSON has escapes for the others."""
+    return (getattr(sys.stdout, "encoding", None) or "utf-8").lower().startswith("utf")
 
 
 def limit_spinning(environment: MutableMapping[str, str]) -> None:

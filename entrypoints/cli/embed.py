@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ostro.core.errors import UsageError
+from ostro.entrypoints.cli import writes_unicode
 from ostro.entrypoints.cli.options import add_model_options, parse_settings, take_model
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
     from ostro.entrypoints.python import open_model
 
-    texts = read_texts(take_model(args, [args.first, *args.texts]), args.file)
+    texts = read_texts(take_model(args, [args.first, *args.texts], texts=True), args.file)
     if args.output is not None and args.output.suffix not in SUFFIXES:
         raise UsageError(
             f"--output {args.output}: expected a name ending with one of {', '.join(SUFFIXES)}"
@@ -68,8 +69,10 @@ def run(args: argparse.Namespace) -> int:
 
 def read_texts(given: list[str], file: Path | None) -> list[str]:
     """The texts of a command. Raises UsageError for no text, and for texts together with --file."""
-    if bool(given) == (file is not None):
-        raise UsageError("expected texts after the model or --file, one text per line, not both")
+    if given and file is not None:
+        raise UsageError("expected texts or --file, not both")
+    if not given and file is None:
+        raise UsageError("no texts; add TEXT after the model, or --file FILE with one text a line")
     if file is None:
         return given
     try:
@@ -91,7 +94,8 @@ def write(vectors: Tensor, texts: list[str], output: Path | None) -> None:
         save_file({"vectors": vectors}, output)
     else:
         rows = zip(texts, vectors.tolist(), strict=True)
-        lines = [json.dumps({"text": t, "vector": v}, ensure_ascii=False) + "\n" for t, v in rows]
+        ascii = output is None and not writes_unicode()
+        lines = [json.dumps({"text": t, "vector": v}, ensure_ascii=ascii) + "\n" for t, v in rows]
         if output is None:
             sys.stdout.writelines(lines)
         else:

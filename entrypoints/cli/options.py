@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -97,15 +98,28 @@ def add_reference(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def take_model(args: argparse.Namespace, words: Sequence[str | None]) -> list[str]:
+def take_model(
+    args: argparse.Namespace, words: Sequence[str | None], *, texts: bool = False
+) -> list[str]:
     """Set the model to the first positional unless -m names it; returns the others.
 
-    For commands with further positionals. `words` are all positionals, None for absent ones.
+    For commands with further positionals. `words` are all positionals, None for absent ones. With
+    `texts`, a first one that is plainly a text is not the model.
     """
     given = [word for word in words if word is not None]
-    if args.model is None and given:
+    if args.model is None and given and not (texts and is_text(given[0])):
         args.model, *given = given
     return given
+
+
+def is_text(word: str) -> bool:
+    """Whether a word is plainly a text: it has spaces, and is no path."""
+    return len(word.split()) > 1 and not looks_like_path(word)
+
+
+def looks_like_path(word: str) -> bool:
+    """Whether a word names a local file or folder, which may not exist."""
+    return word.startswith((".", "/", "~")) or os.path.exists(word)
 
 
 def add_source_options(group: argparse._ArgumentGroup) -> None:

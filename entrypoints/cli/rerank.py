@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ostro.entrypoints.python import open_model
 
-    words = take_model(args, [args.first, args.query, *args.documents])
+    words = take_model(args, [args.first, args.query, *args.documents], texts=True)
     if not words:
         raise UsageError(f"no query; with the model {args.model}, add QUERY")
     query, documents = words[0], read_texts(words[1:], args.file)

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ostro.core.errors import ModelNotFound, Unsupported, UsageError
+from ostro.core.errors import RequestError, Unsupported, UsageError
+from ostro.entrypoints.cli import writes_unicode
 from ostro.entrypoints.cli.chat.adapters import parse_choice
 from ostro.entrypoints.cli.chat.answers import make_prompt, print_answer
 from ostro.entrypoints.cli.chat.attachments import (
@@ -26,6 +27,7 @@ from ostro.entrypoints.cli.options import (
     add_adapter_options,
     add_model_options,
     add_sampling_options,
+    looks_like_path,
     parse_settings,
     take_model,
 )
@@ -216,7 +218,7 @@ def take_inputs(args: argparse.Namespace) -> list[str]:
 
     Raises UsageError for several prompts.
     """
-    prompt, files = split_inputs(take_model(args, [args.first, *args.inputs]))
+    prompt, files = split_inputs(take_model(args, [args.first, *args.inputs], texts=True))
     if prompt is not None and args.input is not None:
         raise UsageError(
             f"expected one prompt, got {prompt[:80]!r}, which is not a file, and -i; remove one"
@@ -226,26 +228,27 @@ def take_inputs(args: argparse.Namespace) -> list[str]:
 
 
 def check_name(args: argparse.Namespace) -> None:
-    """Raise ModelNotFound for a name that is neither a model nor an alias.
+    """Raise an OstroError for a name that is neither a model nor an alias.
 
-    Standard input may never end, so the name is checked before. Aliases and references with a slash
-    may need a download; `load` finds them.
+    Standard input may never end, so the name is checked before. Aliases and ids of the hub may need
+    a download; `load` finds them.
     """
     from ostro.core.load.open import find
     from ostro.core.plugins.manager import PluginManager
 
-    if args.model is None or "/" in args.model:
+    if args.model is None or ("/" in args.model and not looks_like_path(args.model)):
         return
     settings = parse_settings(args)
     plugins = PluginManager()
     plugins.load(settings, args.plugin)
     if args.model in plugins.collect("aliases"):
         return
-    try:
-        find(settings, plugins)
-    except ModelNotFound as error:
-        hint = "; for a prompt without a model, use -i" if " " in args.model else ""
-        raise ModelNotFound(f"{error}{hint}") from None
+    path = find(settings, plugins)
+    if path.is_file() and not plugins.claimant("checkpoints", lambda c: c.claims(path), path.name):
+        raise UsageError(
+            f"{args.model} is no model, which the first word names; attach the file with "
+            f"--file {args.model}"
+        )
 
 
 def read_input(args: argparse.Namespace) -> str | None:
@@ -268,9 +271,20 @@ def attached(args: argparse.Namespace) -> list[tuple[str | None, str]]:
 
 
 def make_conversation(args: argparse.Namespace) -> Conversation:
-    """An empty conversation with the settings of the options."""
+    """An empty conversation with the settings of the options.
+
+    Raises UsageError for a sampling parameter out of range.
+    """
+    import msgspec
+
+    from ostro.core.engine.request import Sampling
+
     applied = args.apply or [entry.partition("=")[0] for entry in args.adapters]
     values = {name: getattr(args, name) for name in SAMPLING}
+    try:
+        msgspec.convert({k: x for k, x in values.items() if x is not None}, Sampling).checked()
+    except RequestError as error:
+        raise UsageError(str(error)) from None
     values["schema"] = None if args.schema is None else read_schema(args.schema)
     return Conversation(
         system=args.system,
@@ -339,4 +353,4 @@ def print_answers(model: LocalModel, args: argparse.Namespace, conversation: Con
         if args.logprobs is not None:
             each = [piece.logprobs for piece in tokens if piece.logprobs is not None]
             found["logprobs"] = [{"logprob": x.logprob, "top": x.top} for x in each]
-        print(json.dumps(found, ensure_ascii=False))
+        print(json.dumps(found, ensure_ascii=not writes_unicode()))

@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             f"--output {args.output}: expected a name ending with one of {', '.join(SUFFIXES)}"
         )
-    text = sys.stdin.read() if args.text == "-" else args.text
+    text = read_text(args.text)
     options = {name: getattr(args, name) for name in OPTIONS}
     with open_model(replace(parse_settings(args), task="speak"), args.plugin) as model:
         model.pipeline("speak").check_format(args.output.suffix[1:].lower())
@@ -69,6 +69,14 @@ def run(args: argparse.Namespace) -> int:
     sound.save(args.output)
     print(args.output)
     return 0
+
+
+def read_text(given: str) -> str:
+    """The text to speak, of standard input for "-". Raises UsageError unless it is UTF-8."""
+    try:
+        return sys.stdin.read() if given == "-" else given
+    except UnicodeDecodeError as error:
+        raise UsageError(f"standard input: {error}; expected UTF-8 text") from None
 
 
 @contextmanager

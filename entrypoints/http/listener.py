@@ -23,6 +23,7 @@ from ostro.core.errors import UsageError
 from ostro.entrypoints.http.errors import CODES, error_content
 
 BACKLOG = 1024
+MAX_PORT = 65_535
 HEADER_BYTES = 32 << 10
 """Size limit of a request's target and headers."""
 HEADER_SECONDS = 30.0
@@ -37,9 +38,11 @@ LINGER_BYTES = 256 << 20
 def listen(host: str, port: int, has_keys: bool) -> socket.socket:
     """Open a listening socket. Port 0 selects a free port.
 
-    Raises UsageError if the address is unknown or in use, and if other machines can reach it
-    although the server has no keys.
+    Raises UsageError if the port is out of range, if the address is unknown or in use, and if other
+    machines can reach it although the server has no keys.
     """
+    if not 0 <= port <= MAX_PORT:  # getaddrinfo takes the remainder of 65536
+        raise UsageError(f"--port {port}: expected 0..{MAX_PORT}", param="port")
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError, OverflowError):

@@ -130,7 +130,7 @@ def public_names(module: str) -> frozenset[str]:
     source = LISTS.get(module, f"ostro.{module}")
     spec = find_spec(source)
     assert spec is not None and spec.origin is not None, f"{source} does not exist"
-    for node in ast.parse(Path(spec.origin).read_text()).body:
+    for node in ast.parse(Path(spec.origin).read_bytes()).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return frozenset(ast.literal_eval(node.value))
     raise AssertionError(f"{source} has no __all__")

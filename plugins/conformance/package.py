@@ -105,7 +105,7 @@ def only_the_public_surface_is_imported(tiny: Subject) -> None:
     found = [
         f"{file.name}:{imported.line}: {'; '.join(reasons)}"
         for file in sources(plugin)
-        for imported in imports(ast.walk(ast.parse(file.read_text())), package_of(file, plugin))
+        for imported in imports(ast.walk(ast.parse(file.read_bytes())), package_of(file, plugin))
         if (reasons := breach(imported, plugin.__name__))
     ]
     assert not found, "\n".join(found)

@@ -69,7 +69,7 @@ class ReportCollector:
             name: {check: asdict(outcome) for check, outcome in checks.items()}
             for name, checks in self.outcomes.items()
         }
-        Path(file).write_text(json.dumps(found, indent=1) + "\n")
+        Path(file).write_text(json.dumps(found, indent=1) + "\n", "utf-8")
 
 
 def reason(report: pytest.TestReport) -> str:

@@ -170,7 +170,9 @@ class _Header:
         main = self.metadata.get("tokenizer.chat_template")
         start = "tokenizer.chat_template."
         named = {k.removeprefix(start): v for k, v in self.metadata.items() if k.startswith(start)}
-        return {"default": main, **named} if main and named else main
+        if not named:
+            return main
+        return {"default": main, **named} if main else named
 
 
 def _build_words(header: _Header, pieces: Pieces) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:

@@ -14,7 +14,6 @@ from ostro.core.errors import (
     ContextLengthExceeded,
     InsufficientMemory,
     OstroError,
-    RequestError,
     TemplateError,
     TokenizerError,
     Unsupported,
@@ -148,6 +147,6 @@ def test_out_of_range_sampling_is_rejected(runner: CliRunner) -> None:
         if name not in OPTIONS:
             continue
         for value in (low - 1, high + max(1, abs(high))):
-            runner.assert_rejected(RequestError, f"{name}=", options=(f"{OPTIONS[name]}={value}",))
+            runner.assert_rejected(UsageError, f"{name}=", options=(f"{OPTIONS[name]}={value}",))
             tried += 1
     assert tried == 2 * len(OPTIONS)

@@ -301,7 +301,8 @@ def write_ours(out: Path, entries: Sequence[Entry], made: Subject) -> None:
     biases = {f"{entry.key}.bias" for entry in entries if entry.bias is not None}
     state = made.reference.state_dict()
     rest = {k: t for k, t in state.items() if k.removesuffix(".weight") not in keys}
-    assets = [made.folder / name for name in ("tokenizer.json", "tokenizer_config.json")]
+    names = ("tokenizer.json", "tokenizer_config.json")
+    assets = {name: made.folder / name for name in names}
     write(
         out,
         "ours",

@@ -65,11 +65,6 @@ CONVERSATIONS: dict[str, tuple[Messages, dict[str, Any]]] = {
 }
 
 
-def silent(messages: Messages) -> Messages:
-    """Replace empty message contents by null."""
-    return [{**message, "content": message["content"] or None} for message in messages]
-
-
 def attempt(template: ChatTemplate, messages: Messages, **how: Any) -> str | None:
     """Render a conversation; None if the template raises an error."""
     try:

@@ -71,7 +71,10 @@ def run_command(session: Session, line: str) -> None:
         parameter = f"; nearest: set {name}" if name in PARAMETERS else ""
         near = parameter or nearest(name, COMMANDS, n=1)
         raise UsageError(f"unknown command /{name:.40}{near.replace(': ', ': /')}; see /help")
-    COMMANDS[name].run(session, rest.strip())
+    command, rest = COMMANDS[name], rest.strip()
+    if rest and not command.arguments:
+        raise UsageError(f"/{name} takes nothing after it, got {rest[:40]!r}")
+    command.run(session, rest)
 
 
 def words_of(text: str) -> list[str]:
@@ -132,7 +135,14 @@ def set_parameter(session: Session, rest: str) -> None:
         session.conversation.sampling = {
             key: getattr(checked, key, x) for key, x in sampling.items()
         }
-        note(f"{name} = {getattr(checked, name)}")
+        note(f"{name} = {written(getattr(checked, name))}")
+
+
+def written(value: Any) -> str:
+    """A value as /set takes it: the texts of a list in quotes, "none" for none."""
+    if isinstance(value, tuple):
+        return shlex.join(value) or "none"
+    return "none" if value is None else str(value)
 
 
 def set_thinking(session: Session, value: str) -> None:
@@ -176,7 +186,7 @@ def show_sampling(session: Session) -> None:
     values = session.model.text.sampling(given)
     for name in PARAMETERS:
         source = f" ({sources[name]})" if name in sources and name not in given else ""
-        note(f"{'*' if name in given else ' '} {name} = {getattr(values, name)}{source}")
+        note(f"{'*' if name in given else ' '} {name} = {written(getattr(values, name))}{source}")
     if session.conversation.think is not None:
         note(f"* think = {'on' if session.conversation.think else 'off'}")
 

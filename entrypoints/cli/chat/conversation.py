@@ -122,6 +122,8 @@ def parse(data: bytes, file: Path) -> Conversation:
     """Parse the JSON of a conversation. Raises UsageError with the file and the field."""
     try:
         raw = msgspec.json.decode(data)
+        if not isinstance(raw, dict) or "messages" not in raw:
+            raise UsageError(f"{file} is not a saved conversation: it has no messages")
         found = msgspec.convert(raw, Conversation)
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at `$")
@@ -129,8 +131,6 @@ def parse(data: bytes, file: Path) -> Conversation:
         raise UsageError(f"{file}: {field}: {what}" if field else f"{file}: {what}") from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} is not a saved conversation: {error}") from None
-    if "messages" not in raw:
-        raise UsageError(f"{file}: messages is missing")
     if found.system is None and found.messages and found.messages[0]["role"] == "system":
         found.system = text_of(found.messages.pop(0))
     return found

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
+from prompt_toolkit.filters import is_searching
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import create_output
@@ -53,21 +54,21 @@ class Editor:
 
 
 def make_bindings() -> KeyBindings:
-    """The keys that differ from those of a line editor."""
+    """The keys that differ from those of a line editor. A search (Ctrl-R) keeps its own."""
     bindings = KeyBindings()
 
-    @bindings.add("enter")
+    @bindings.add("enter", filter=~is_searching)
     def _(event: KeyPressEvent) -> None:
         if is_open_block(event.current_buffer.text):
             event.current_buffer.newline(copy_margin=False)
         else:
             event.current_buffer.validate_and_handle()
 
-    @bindings.add("escape", "enter")
+    @bindings.add("escape", "enter", filter=~is_searching)
     def _(event: KeyPressEvent) -> None:
         event.current_buffer.newline(copy_margin=False)
 
-    @bindings.add("c-c")
+    @bindings.add("c-c", filter=~is_searching)
     def _(event: KeyPressEvent) -> None:
         if event.current_buffer.text:
             event.current_buffer.reset()

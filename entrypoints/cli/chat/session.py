@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from textwrap import TextWrapper
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ostro.core.errors import AdapterError, ContextLengthExceeded, OstroError
@@ -16,6 +17,7 @@ from ostro.entrypoints.cli.chat.conversation import (
     user_message,
 )
 from ostro.entrypoints.cli.chat.display import CONTROLS, Display, hidden_input
+from ostro.entrypoints.progress import columns_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from ostro.entrypoints.local_model import LocalModel
 
 HINTS: dict[type[OstroError], str] = {
-    ContextLengthExceeded: "; /undo removes the last exchange, /clear clears the conversation",
+    ContextLengthExceeded: "; the message was not added, /clear clears the conversation",
     AdapterError: "; /adapter none disables adapters",
 }
 """Advice for errors of an answer."""
@@ -181,8 +183,22 @@ class Session:
 
 
 def note(text: str) -> None:
-    """Print text that is not part of an answer; it may quote answers and files."""
-    print(text.translate(CONTROLS), file=sys.stderr, flush=True)
+    """Print text that is not part of an answer; it may quote answers and files.
+
+    On a terminal, lines are wrapped between words.
+    """
+    text = text.translate(CONTROLS)
+    if sys.stderr.isatty():
+        text = wrapped(text, columns_of(sys.stderr))
+    print(text, file=sys.stderr, flush=True)
+
+
+def wrapped(text: str, columns: int) -> str:
+    """A text whose lines have at most this many columns, except for longer words."""
+    fill = TextWrapper(
+        width=columns, break_long_words=False, break_on_hyphens=False, replace_whitespace=False
+    ).fill
+    return "\n".join(fill(line) if len(line) > columns else line for line in text.split("\n"))
 
 
 def is_open_block(text: str) -> bool:

@@ -37,7 +37,7 @@ def chat_fields(request: OllamaChatRequest, entry: ModelEntry) -> dict[str, Any]
     continued = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
     return {
         **shared_fields(request, entry),
-        **reasoning_fields(request.think, entry),
+        **reasoning_fields(request.think, entry, request.tools or ()),
         **logprob_fields(request),
         "messages": messages,
         "tools": request.tools or None,

@@ -29,7 +29,7 @@ def known_template(entry: ModelEntry) -> ChatTemplate | None:
 
 def takes_tools(template: ChatTemplate) -> bool:
     """Whether a template renders tools."""
-    return "tools" in template.features.variables
+    return "tools" in (template.tool_use or template).features.variables
 
 
 def reasons(template: ChatTemplate) -> bool:
@@ -47,8 +47,10 @@ def check_tools(tools: Sequence[dict[str, Any]], entry: ModelEntry) -> None:
         )
 
 
-def reasoning_fields(think: bool | str | None, entry: ModelEntry) -> dict[str, Any]:
-    """Return the fields of a chat request for `think`.
+def reasoning_fields(
+    think: bool | str | None, entry: ModelEntry, tools: Sequence[dict[str, Any]] = ()
+) -> dict[str, Any]:
+    """Return the fields of a chat request with these tools for `think`.
 
     Raises RequestError for an unknown effort, Unsupported for what the template cannot do.
     """
@@ -60,6 +62,7 @@ def reasoning_fields(think: bool | str | None, entry: ModelEntry) -> dict[str, A
         )
     template = known_template(entry)
     if template is not None:
+        template = template.for_tools(tools)
         check_think(think, template, entry.id)
     read = SWITCHES if template is None else SWITCHES & template.features.variables
     fields: dict[str, Any] = {"chat_template_kwargs": dict.fromkeys(sorted(read), bool(think))}

@@ -71,6 +71,8 @@ class Header:
         return self._locations(table, self._alignment(metadata)), metadata
 
     def _preamble(self) -> tuple[int, int]:
+        if not self._file.size:
+            self._fail("the file is empty; download it again", 0)
         if self._take(4) != MAGIC:
             self._fail("not a GGUF file: it does not begin with 'GGUF'", 0)
         version = self._number(U32)
@@ -94,7 +96,10 @@ class Header:
         if size > self._end - self._at:
             if self._end < self._file.size:
                 self._fail(f"{what} makes the header larger than {MAX_HEADER >> 20} MiB")
-            self._fail(f"{what} ({size} bytes) goes past the end of the file")
+            self._fail(
+                f"{what} ({size} bytes) goes past the end of the file, which is truncated or "
+                "damaged; download it again"
+            )
 
     def _expect(self, count: int, nbytes: int, what: str) -> None:
         """Raise an error if `count` items of at least `nbytes` each cannot follow; count them."""

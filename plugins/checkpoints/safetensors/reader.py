@@ -175,13 +175,15 @@ def read_header(file: MappedFile) -> tuple[dict[str, TensorLocation], dict[str, 
     """Validate a file's header; return the locations of its tensors, and its metadata."""
     where = file.path.name
     if file.size < 8:
-        raise CheckpointError(f"{where}: {file.size} bytes are too few for a safetensors file")
+        size = f"{file.size} bytes are too few for a safetensors file" if file.size else "is empty"
+        raise CheckpointError(f"{where}: {size}; download it again")
     length = int.from_bytes(file.data[:8].tobytes(), "little")
     if length > MAX_HEADER:
         raise CheckpointError(f"{where}: header of {length} bytes; the limit is {MAX_HEADER}")
     if 8 + length > file.size:
         raise CheckpointError(
-            f"{where}: header of {length} bytes in a file of {file.size}; the file is truncated"
+            f"{where}: header of {length} bytes in a file of {file.size}; the file is truncated; "
+            "download it again"
         )
     header = _parse(where, file.data[8 : 8 + length].tobytes())
     metadata = header.pop("__metadata__", {})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,7 +30,7 @@ class FloatModel(Protocol):
 
     `tensors` lists its tensors in order, and `make(name)` returns one; `config` becomes
     config.json,
-    `assets` are files to copy, `texts` the contents of further files by name.
+    `assets` are files to copy and `texts` the contents of further files, both by name in `folder`.
     """
 
     @property
@@ -42,7 +42,7 @@ class FloatModel(Protocol):
     @property
     def config(self) -> Mapping[str, Any]: ...
     @property
-    def assets(self) -> Sequence[Path]: ...
+    def assets(self) -> Mapping[str, Path]: ...
     @property
     def texts(self) -> Mapping[str, str]: ...
 
@@ -86,8 +86,9 @@ def fill(folder: Path, saving: FloatModel, progress: SavingProgress) -> None:
         progress(done, total)
         return saving.make(name)
 
-    for asset in saving.assets:
-        with atomic_path(folder / asset.name) as path:
+    for name, asset in saving.assets.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        with atomic_path(folder / name) as path:
             shutil.copyfile(asset, path)
     texts = dict(saving.texts) | {"config.json": json.dumps(saving.config, indent=2)}
     names = [SINGLE]

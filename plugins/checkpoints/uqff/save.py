@@ -20,6 +20,7 @@ ASSETS = (
     "tokenizer.model",
     "special_tokens_map.json",
     "chat_template.jinja",
+    "additional_chat_templates/*.jinja",
     "generation_config.json",
     "preprocessor_config.json",
     "processor_config.json",
@@ -62,10 +63,16 @@ def save_uqff(saving: Saving, progress: SavingProgress) -> Path:
         ],
         residual={name: tensor for name, tensor in others.items() if name not in biases},
         config=found.raw_config,
-        assets=[path for path in (found.container.path / a for a in ASSETS) if path.exists()],
+        assets=assets(found.container.path),
         base_model=found.container.path.resolve().name,
     )
     return saving.folder
+
+
+def assets(folder: Path) -> dict[str, Path]:
+    """The files of a model folder that are copied, by name."""
+    paths = [path for pattern in ASSETS for path in sorted(folder.glob(pattern))]
+    return {path.relative_to(folder).as_posix(): path for path in paths}
 
 
 def stacks(saving: Saving) -> dict[str, list[tuple[Slot, Make]]]:

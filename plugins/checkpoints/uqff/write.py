@@ -127,15 +127,15 @@ def write(
     *,
     residual: Mapping[str, Tensor],
     config: Mapping[str, Any],
-    assets: Iterable[Path] = (),
+    assets: Mapping[str, Path] | None = None,
     base_model: str | None = None,
     limit: int = LIMIT,
 ) -> None:
     """Write layers to `<stem>-0.uqff`..., in shards of about `limit` bytes, and the other files.
 
     `residual` are the tensors outside of layers, by name; `config` becomes config.json; `assets`
-    are files to copy (tokenizer.json, chat templates...). Complete shards of an interrupted run of
-    the same stem, config and base model are kept.
+    are files to copy, by name (tokenizer.json, chat templates...). Complete shards of an
+    interrupted run of the same stem, config and base model are kept.
 
     Raises UsageError if the folder exists, a layer is repeated, or an earlier run wrote other
     layers; Unsupported for a storage without a UQFF family; CheckpointError if the disk is full.
@@ -159,8 +159,9 @@ def write(
     if output.buffer or not output.shards:
         output.flush()
     save(part / RESIDUAL, residual)
-    for asset in assets:
-        with atomic_path(part / asset.name) as path:
+    for name, asset in (assets or {}).items():
+        (part / name).parent.mkdir(exist_ok=True)
+        with atomic_path(part / name) as path:
             shutil.copyfile(asset, path)
     os.rename(part, folder)
 

@@ -153,7 +153,7 @@ def check_message(message: Message, where: str) -> None:
     if message.content is None and not called:
         raise RequestError(f"{where} is missing", param=where)
     if isinstance(message.content, list):
-        if not message.content:
+        if not message.content and not called:
             raise RequestError(f"{where} is an empty list", param=where)
         for part in message.content:
             check_part(part, where)

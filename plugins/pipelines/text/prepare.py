@@ -32,7 +32,11 @@ from ostro.plugins.pipelines.text.conversation import (
 )
 from ostro.plugins.pipelines.text.infill import InfillTokens
 from ostro.plugins.pipelines.text.parsing import OutputFormat, output_format
-from ostro.plugins.pipelines.text.sampling import check_length, sampling_of
+from ostro.plugins.pipelines.text.sampling import (
+    check_length,
+    describe_type_error,
+    sampling_of,
+)
 from ostro.plugins.pipelines.text.schema import ChatRequest, CompletionRequest, GenerationRequest
 from ostro.plugins.pipelines.text.structure import (
     GRAMMAR,
@@ -60,24 +64,37 @@ class Preparer:
         self.model = model
         self.tokenizer = model.require_tokenizer()
         self.controls = {id: self.tokenizer.token(id) for id in self.tokenizer.control_ids}
-        self.format = None if model.template is None else self.format_of(model.template)
         self.template_of = lru_cache(maxsize=64)(self.parse_template)
+        self.format_of = lru_cache(maxsize=64)(self.find_format)
+        own = model.template
+        for template in (own, own and own.tool_use):
+            if template is not None:
+                self.format_of(template)  # a template that matches several parsers fails at once
 
     def parse_template(self, source: str) -> ChatTemplate:
         """A chat template with this tokenizer's special tokens. Raises TemplateError."""
         return ChatTemplate(source, tokens=self.tokenizer.special_tokens)
 
-    def chat_template(self, source: str | None) -> ChatTemplate | None:
-        """The chat template of a source, the model's own for None; None without one."""
-        return self.model.template if source is None else self.template_of(source)
+    def chat_template(
+        self, source: str | None, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> ChatTemplate | None:
+        """The chat template that renders a request with these tools; None without one.
 
-    def format_of(self, template: ChatTemplate) -> OutputFormat | None:
+        It is that of a source, the model's own for None.
+        """
+        found = self.model.template if source is None else self.template_of(source)
+        return None if found is None else found.for_tools(tools)
+
+    def find_format(self, template: ChatTemplate) -> OutputFormat | None:
         """The format of the outputs of a chat template. Raises UsageError as `output_format`."""
         return output_format(template, self.model.settings, self.model.parsers)
 
-    def format_for(self, template: str | None) -> OutputFormat | None:
-        """The format of outputs of a template in a request, None for the model's own."""
-        return self.format if template is None else self.format_of(self.template_of(template))
+    def format_for(
+        self, template: str | None, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> OutputFormat | None:
+        """The format of the outputs of the template that `chat_template` returns."""
+        chosen = self.chat_template(template, tools)
+        return None if chosen is None else self.format_of(chosen)
 
     def end_of(self, prompt: Sequence[int]) -> str:
         """The last characters of a prompt, its control tokens included."""
@@ -94,7 +111,7 @@ class Preparer:
 
         Raises RequestError for a malformed tool.
         """
-        form = self.format_for(template)
+        form = self.format_for(template, tools)
         if form is None:
             return None
         offered = offered_tools(tools)
@@ -115,7 +132,7 @@ class Preparer:
         rules = call_rules(request)
         if rules is None:
             return sampling
-        form = self.format_for(template)
+        form = self.format_for(template, tools_of(request))
         if GRAMMAR not in self.model.processors or form is None:
             raise Unsupported(
                 f"{rules.field}: constraining calls needs the logits processor {GRAMMAR}, which "
@@ -168,10 +185,11 @@ class Preparer:
         ContextLengthExceeded for more than `limit` tokens, Unsupported for tools that the template
         does not read.
         """
-        if tools:
-            self.check_tools(template)
+        chosen = self.chat_template(template, tools)
+        if tools and chosen is not None:
+            self.check_tools(chosen)
         return prompt_tokens(
-            self.chat_template(template),
+            chosen,
             self.tokenizer,
             messages,
             tools,
@@ -267,7 +285,8 @@ class Preparer:
     ) -> Prompt:
         """The prompt of a conversation. Raises what `prepare_chat` raises."""
         messages, media = read_conversation(request)
-        tools, options = tools_of(request), options_of(request, self.chat_template(template))
+        tools = tools_of(request)
+        options = options_of(request, self.chat_template(template, tools))
         self.check_media(media)
         if limit is not None:
             self.tokenizer.check_size(size_of(messages), limit)
@@ -286,21 +305,21 @@ class Preparer:
         """The text of a conversation's prompt. Raises what `prepare_chat` raises."""
         messages, media = read_conversation(request)
         self.check_media(media)
-        chosen = self.chat_template(template)
+        tools = tools_of(request)
+        chosen = self.chat_template(template, tools)
         if chosen is None:
             raise missing_template(self.tokenizer)
         return chosen.render(
             messages,
-            tools=tools_of(request),
+            tools=tools,
             add_generation_prompt=adds_prompt(request),
             until=END if request.continue_final_message else None,
             **options_of(request, chosen),
         )
 
-    def check_tools(self, template: str | None) -> None:
+    def check_tools(self, template: ChatTemplate) -> None:
         """Raise Unsupported if the chat template does not show tools to the model."""
-        chosen = self.chat_template(template)
-        if chosen is not None and "tools" not in chosen.features.variables:
+        if "tools" not in template.features.variables:
             raise Unsupported(
                 f"tools: the chat template of {self.model.name} does not read them; leave them "
                 "out, or describe them in a message",
@@ -396,7 +415,7 @@ class Preparer:
                 {**self.model.sampling.values, **values}, Sampling, strict=False
             )
         except msgspec.ValidationError as error:
-            raise UsageError(f"sampling: {error}") from None
+            raise UsageError(describe_type_error(error, values)) from None
         return check_ends(rules.checked(self.model.vocab))
 
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from ostro.errors import ContextLengthExceeded, RequestError, Unsupported
 from ostro.pipelines import Dry, Sampling, Tokenizer
 from ostro.plugins.pipelines.text.schema import ChatRequest, CompletionRequest, GenerationRequest
@@ -21,6 +23,16 @@ MAX_BEST_OF = 64
 MAX_PRIORITY = 2**31
 NAMES = {"stop_ids": "stop_token_ids", "dry": "dry_multiplier"}
 """Fields of `Sampling` with other names in requests."""
+TYPES = {
+    "bool": "true or false",
+    "float": "a number",
+    "int": "an integer",
+    "str": "a text",
+    "array": "a list",
+    "null": "none",
+    "object": "an object",
+}
+"""The words of messages for the types of JSON."""
 
 
 def sampling_of(
@@ -177,3 +189,15 @@ def check_length(sampling: Sampling, prompt: int, context: int) -> None:
             f"the prompt and {wanted} to generate; shorten either",
             param="max_tokens",
         )
+
+
+def describe_type_error(error: msgspec.ValidationError, values: Mapping[str, Any]) -> str:
+    """The message for a parameter of another type: "seed: expected an integer, got 'a'"."""
+    fault, _, path = str(error).partition(" - at `$.")
+    path = path.strip("`")
+    name, expected = path.partition("[")[0].partition(".")[0], fault.split("`")[1:2]
+    kinds = [TYPES.get(kind, kind) for kind in "".join(expected).split(" | ")]
+    given = values.get(name)
+    if not kinds or name not in values:
+        return f"sampling: {error}"
+    return f"{path}: expected {' or '.join(kinds)}, got {given!r:.60}"

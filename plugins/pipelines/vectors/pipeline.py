@@ -271,8 +271,7 @@ class Vectors:
         if self.model.settings.chat_template:
             return self.model.template
         tokenizer = self.model.require_tokenizer()
-        named = tokenizer.chat_template
-        source = named.get("rerank") if isinstance(named, dict) else None
+        source = tokenizer.chat_templates.get("rerank")
         if source is not None:
             for i, field in enumerate(("{query}", "{document}")):
                 source = source.replace(field, f"{{{{ messages[{i}].content }}}}")

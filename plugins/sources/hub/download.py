@@ -6,6 +6,7 @@ import glob
 import json
 import logging
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -18,6 +19,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.file_download import repo_folder_name
 
 from ostro import HubReference, Settings
 from ostro.errors import ModelNotFound, OstroError, UsageError
@@ -25,16 +27,18 @@ from ostro.plugins.sources.files import Selection, listed, missing, select
 
 log = logging.getLogger(__name__)
 
+ABBREVIATION = re.compile("[0-9a-f]{7,39}")
+"""The first digits of a commit, which `ostro rm` and `ostro list` print."""
+
 
 def fetch(reference: HubReference, kind: str, settings: Settings) -> Path:
     """The folder or file of a hub model, downloaded unless it is cached.
 
     Raises ModelNotFound with the next step: gated, private, missing, no connection, not cached.
     """
-    if settings.revision and not reference.revision:
-        reference = HubReference(
-            id=reference.id, revision=settings.revision, selector=reference.selector
-        )
+    if revision := reference.revision or settings.revision:
+        revision = full_commit(reference.id, revision)
+        reference = HubReference(id=reference.id, revision=revision, selector=reference.selector)
     token = token_from(settings.token_source)
     if settings.offline or constants.HF_HUB_OFFLINE:
         return cached(reference, kind, "offline mode is set; run once with a connection")
@@ -57,6 +61,15 @@ def fetch(reference: HubReference, kind: str, settings: Settings) -> Path:
         raise explained(reference, error) from error
 
 
+def full_commit(id: str, revision: str) -> str:
+    """The cached commit that a revision abbreviates; the revision if there is not exactly one."""
+    folder = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=id, repo_type="model"))
+    if not ABBREVIATION.fullmatch(revision) or (folder / "refs" / revision).exists():
+        return revision
+    found = [path.name for path in (folder / "snapshots").glob(f"{revision}*")]
+    return found[0] if len(found) == 1 else revision
+
+
 def token_from(source: str | None) -> str | bool | None:
     """The access token of a source: env:NAME, file:PATH, literal:TEXT, cache or none.
 
@@ -70,7 +83,7 @@ def token_from(source: str | None) -> str | bool | None:
         found = os.environ.get(rest, "")
     elif how in ("file", "path"):
         try:
-            found = Path(rest).expanduser().read_text()
+            found = Path(rest).expanduser().read_text("utf-8")
         except (OSError, ValueError) as error:
             raise UsageError(f"--token-source {how}:{rest}: {error}") from None
     elif how == "literal":
@@ -129,7 +142,8 @@ def cached(reference: HubReference, kind: str, reason: str) -> Path:
             )
         )
     except (LocalEntryNotFoundError, OSError, ValueError):
-        raise ModelNotFound(f"{reference.id} is not in the cache, and {reason}") from None
+        wanted = f"{reference.id}@{reference.revision}" if reference.revision else reference.id
+        raise ModelNotFound(f"{wanted} is not in the cache, and {reason}") from None
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     selection = select(names, kind, reference.selector, f"{reference.id} in the cache")
     if lacking := missing(selection, _shards(folder, selection)):
@@ -205,7 +219,7 @@ def _shards(folder: Path, selection: Selection) -> Iterator[str]:
     for name in selection.small:
         if name.endswith(".safetensors.index.json"):
             try:
-                shards = set(json.loads((folder / name).read_text())["weight_map"].values())
+                shards = set(json.loads((folder / name).read_text("utf-8"))["weight_map"].values())
                 named = [PurePosixPath(name).with_name(shard).as_posix() for shard in shards]
             except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 continue  # the reader of the weights reports a malformed index

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tiny.chats import (
-    CHATML,
-)
+from tiny.chats import CHATML
+from tiny.turns import DirectRenderer
 
 from ostro.core.chat import ChatTemplate
 from ostro.core.errors import RequestError
+
+EMPTY_PART = {"type": "text", "text": ""}
 
 
 class TestMessages:
@@ -45,6 +46,57 @@ class TestMessages:
             ("{% for part in messages[0].content %}{{ part.text }}{% endfor %}.", "."),
         ):
             assert ChatTemplate(source, tokens={}).render(messages) == expected
+
+    @pytest.mark.parametrize(
+        "content",
+        [{}, {"content": None}, {"content": ""}, {"content": []}, {"content": [EMPTY_PART]}],
+        ids=str,
+    )
+    @pytest.mark.parametrize(
+        "source",
+        [
+            "{% if m.content is none %}CALLS{% else %}{{ m.content }}{% endif %}",
+            "{% if m.content == none %}CALLS{% endif %}",
+            "{% if m.content is not none %}{{ m.content | length }}{% else %}CALLS{% endif %}",
+            "{% if m.content is none and not m.tool_calls %}no{% elif m.content | length == 0 %}"
+            "CALLS{% endif %}",
+            "{{ m.role + m.content }}CALLS",
+            "{{ m.content.split('x')[-1] }}CALLS",
+            "{% if m.content is string %}{{ m.content }}CALLS{% endif %}",
+            "{% if 'content' not in m %}CALLS{% endif %}",
+            "{% if m.content is not string and m.content is iterable %}CALLS{% endif %}",
+            "{% if m.content is none %}None{% endif %}{{ m.content }}CALLS",
+        ],
+    )
+    def test_tool_calls_without_text_have_the_form_that_a_template_writes_them_with(
+        self, source: str, content: dict[str, Any]
+    ) -> None:
+        calls = "{% for c in m.tool_calls %}<{{ c.function.name }}>{% endfor %}"
+        template = ChatTemplate(
+            "{% for m in messages if m.role == 'assistant' %}"
+            f"{source.replace('CALLS', calls)}{{% endfor %}}",
+            tokens={},
+        )
+        call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        text = template.render([{"role": "assistant", "tool_calls": [call], **content}])
+        assert text.removeprefix("assistant") == "<f>"
+
+    def test_the_form_is_found_once_for_each_template(self) -> None:
+        class Counting(DirectRenderer):
+            count = 0
+
+            def render(self, source: str, context: dict[str, Any], limit: int) -> str:
+                self.count += 1
+                return super().render(source, context, limit)
+
+        renderer = Counting()
+        template = ChatTemplate(CHATML, tokens={}, renderer=renderer)  # type: ignore[arg-type]
+        template.render([{"role": "user", "content": "a"}])
+        assert renderer.count == 1
+        call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        for renderings in (6, 7):
+            template.render([{"role": "assistant", "tool_calls": [call]}])
+            assert renderer.count == renderings
 
     @pytest.mark.parametrize(
         ("arguments", "rendered"), [('{"a": "b"}', "b"), ("[1]", "[1]"), ("1", "1"), ("{", "{")]

@@ -11,13 +11,13 @@ import pytest
 from tiny.chats import (
     CALL,
     CALLED,
+    CHATML,
     CONVERSATIONS,
     TOKENS,
     TOOL,
     USER,
     Messages,
     attempt,
-    silent,
     small,
 )
 
@@ -45,8 +45,8 @@ class TestTemplates:
         ours, theirs = {}, {}
         for name, (messages, how) in CONVERSATIONS.items():
             ours[name] = attempt(template, messages, **how)
-            if name == "called" and template.features.none:
-                messages = silent(messages)
+            if name == "called":
+                messages = [*messages[:1], {**messages[1], **template.empty_form}, *messages[2:]]
             theirs[name] = reference(source, messages, **how)
         # A template that joins arguments as text fails on the objects transformers passes.
         if template.features.text_arguments:
@@ -73,11 +73,21 @@ class TestTemplates:
         assert attempt(template, written, tools=[TOOL]) == attempt(template, CALLED, tools=[TOOL])
 
     @pytest.mark.sample(12)
-    def test_null_beside_tool_calls_reads_as_empty(self, source: str) -> None:
+    def test_tool_calls_without_text_read_the_same_in_all_forms(self, source: str) -> None:
         template = ChatTemplate(source, tokens=TOKENS)
-        text = attempt(template, CALLED, tools=[TOOL])
-        assert attempt(template, silent(CALLED), tools=[TOOL]) == text
+        called = copy.deepcopy(CALLED[:3])
+        texts = set()
+        for content in ({"content": ""}, {"content": None}, {}, {"content": []}):
+            del called[1]["content"]
+            called[1] |= content
+            texts.add(attempt(template, called, tools=[TOOL]))
+            called[1].setdefault("content", None)
+        (text,) = texts
         assert text is None or ">None<" not in text.replace("\n", "")
+        if not template.features.text_arguments:
+            del called[1]["content"]
+            called[1] |= template.empty_form
+            assert reference(source, called, tools=[TOOL]) == text
 
 
 class TestOptions:
@@ -115,10 +125,26 @@ class TestLoading:
 
     def test_one_of_several_is_chosen(self, tmp_path: Path) -> None:
         tokenizer = small(chat_template={"default": "A", "tool_use": "B"})
-        assert load_template(tokenizer).source == "A"
-        assert load_template(tokenizer, name="tool_use").source == "B"
+        template = load_template(tokenizer)
+        assert (template.render(USER), template.render(USER, tools=[TOOL])) == ("A", "B")
+        assert tokenizer.decode(prompt_tokens(template, tokenizer, USER, [TOOL])) == "B"
         (tmp_path / "own.jinja").write_text("C")
-        assert load_template(tokenizer, file=tmp_path / "own.jinja").source == "C"
+        own = load_template(tokenizer, file=tmp_path / "own.jinja")
+        assert (own.render(USER), own.render(USER, tools=[TOOL])) == ("C", "C")
+
+    def test_named_templates_without_a_default_are_listed(self) -> None:
+        with pytest.raises(TemplateError, match=r"names rag, tool_use, and none is the default"):
+            load_template(small(chat_template={"tool_use": "A", "rag": "B"}))
+
+    @pytest.mark.sample(4)
+    @pytest.mark.parametrize("tools", [None, [TOOL]], ids=["plain", "tools"])
+    def test_the_choice_is_that_of_transformers(self, source: str, tools: Any) -> None:
+        named = {"default": CHATML, "tool_use": source, "rag": "no"}
+        template = load_template(small(chat_template=named))
+        chosen = source if tools else CHATML
+        assert template.for_tools(tools).source == chosen
+        alone = ChatTemplate(chosen, tokens={})
+        assert attempt(template, USER, tools=tools) == attempt(alone, USER, tools=tools)
 
     def test_a_file_that_is_not_there(self, tmp_path: Path) -> None:
         with pytest.raises(TemplateError, match=r"gone\.jinja"):

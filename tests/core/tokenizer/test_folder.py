@@ -106,6 +106,15 @@ class TestFolder:
         assert load_tokenizer(folder).chat_template == {"default": "A", "tool_use": "B"}
         (folder / "chat_template.jinja").write_text("C")
         assert load_tokenizer(folder).chat_template == "C"
+        (folder / "additional_chat_templates").mkdir()
+        (folder / "additional_chat_templates" / "tool_use.jinja").write_text("D")
+        assert load_tokenizer(folder).chat_template == {"default": "C", "tool_use": "D"}
+        (folder / "chat_template.jinja").unlink()
+        assert load_tokenizer(folder).chat_template == {"default": "A", "tool_use": "D"}
+        write(folder / "tokenizer_config.json", chat_template="E")
+        assert load_tokenizer(folder).chat_template == {"default": "E", "tool_use": "D"}
+        (folder / "tokenizer_config.json").unlink()
+        assert load_tokenizer(folder).chat_template == {"tool_use": "D"}
 
     def test_inner_text_gets_no_leading_space_where_only_the_first_has_one(self) -> None:
         backend = scored("▁a", "a").backend

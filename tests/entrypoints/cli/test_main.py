@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from ostro import __version__
 from ostro.core import errors
 from ostro.core.errors import OstroError
-from ostro.entrypoints.cli import COMMANDS, inspect, limit_spinning, main
+from ostro.entrypoints.cli import COMMANDS, inspect, limit_spinning, main, writes_unicode
 
 COMMAND = """
 from ostro.core.hooks import hookimpl
@@ -131,6 +132,29 @@ def test_threads_spin_for_a_bounded_time_unless_the_user_says_otherwise() -> Non
         {"OMP_WAIT_POLICY": "active"},
         {"GOMP_SPINCOUNT": "7"},
     ]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "utf-8"])
+def test_output_that_an_encoding_lacks_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding, write_through=True))
+    monkeypatch.setattr(inspect, "run", lambda args: print("ok \N{GRINNING FACE} \udcff!"))
+    assert main(["inspect", "x"]) == 0
+    face = "\N{GRINNING FACE}" if encoding == "utf-8" else "?"
+    assert written.getvalue().decode(encoding) == f"ok {face} ?!\n"
+    assert writes_unicode() is (encoding == "utf-8")
+
+
+def test_piped_input_is_utf8_in_every_locale(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    monkeypatch.setattr(inspect, "run", lambda args: read.append(sys.stdin.read()))
+    for encoding in ("ascii", "latin-1"):
+        piped = io.TextIOWrapper(io.BytesIO("é \N{GRINNING FACE}".encode()), encoding)
+        monkeypatch.setattr(sys, "stdin", piped)
+        assert main(["inspect", "x"]) == 0
+    assert read == ["é \N{GRINNING FACE}"] * 2
 
 
 def test_ctrl_c_is_no_error(ostro, monkeypatch: pytest.MonkeyPatch) -> None:

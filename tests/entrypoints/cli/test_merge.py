@@ -220,6 +220,8 @@ def test_types_and_files_stay_those_of_the_base(
     copy.deepcopy(bases("llama")[1]).to(torch.bfloat16).save_pretrained(half)
     shutil.copy(bases("llama")[0] / "tokenizer.json", half)
     (half / "notes.md").write_text("not a part of the model")
+    (half / "additional_chat_templates").mkdir()
+    (half / "additional_chat_templates" / "tool_use.jinja").write_text("of the base")
     monkeypatch.setattr(writer, "LIMIT", 30_000)
     adapter = tune("llama", "adapter", **PLAIN)
     (adapter / "chat_template.jinja").write_text("{{ messages }}")

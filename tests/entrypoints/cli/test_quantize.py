@@ -114,10 +114,13 @@ def test_several_formats_go_to_folders_of_their_own(source: Path, tmp_path: Path
 @pytest.mark.parametrize("name", ["q8_0", "f8q8", "q4_0"])
 def test_a_uqff_folder_is_what_quantizing_at_load_gives(name: str, tmp_path: Path) -> None:
     folder = make_model(tmp_path / "tiny")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
     out = tmp_path / "out"
     given = ["quantize", "-m", str(folder), "--to", "uqff", "-o", str(out), "--quant", name]
     assert main(given) == 0
     assert {path.name for path in out.iterdir()} >= {
+        "additional_chat_templates",
         f"{name}-0.uqff",
         "residual.safetensors",
         "config.json",

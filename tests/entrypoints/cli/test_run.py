@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import subprocess
@@ -13,6 +14,8 @@ from pathlib import Path
 import pytest
 from tiny.model import TEMPLATE, make_model
 
+from ostro.core.errors import UsageError
+from ostro.entrypoints.cli import run
 from ostro.entrypoints.cli.chat.answers import interruptible
 from ostro.entrypoints.local_model import LocalModel, Piece
 from ostro.entrypoints.python import load
@@ -30,11 +33,11 @@ def model(tiny: str) -> Iterator[LocalModel]:
 def chat(ostro, tiny: str, typed):
     """Type lines into `ostro run`; returns what it answered."""
 
-    def run(lines: Sequence[str], *words: str):
+    def type_lines(lines: Sequence[str], *words: str):
         typed(lines)
         return ostro("run", "-m", tiny, *GREEDY, *words)
 
-    return run
+    return type_lines
 
 
 def reply_of(model: LocalModel, *texts: str, system: str | None = None) -> str:
@@ -200,7 +203,8 @@ def test_a_conversation_that_grows_too_long_is_not_the_end(chat, model: LocalMod
     ran = chat(["hello " * 30, "/clear", "hello"], "--context", "64")
     assert ran.code == 0
     assert ran.out == reply_of(model, "hello") + "\n"
-    assert "the context 64" in ran.err and "/clear clears" in ran.err and "/undo" in ran.err
+    assert "the context 64" in ran.err and "/clear clears" in ran.err
+    assert "the message was not added" in ran.err
 
 
 def test_an_interrupt_ends_the_answer_only(
@@ -270,11 +274,77 @@ def test_the_nearest_alias_is_named_before_standard_input_is_read(
     assert "'smollm' not found; nearest:" in ran.err and "smollm2" in ran.err
 
 
-def test_a_prompt_in_the_place_of_the_model_is_refused_with_the_option(ostro, pipe) -> None:
+@pytest.mark.parametrize("words", [("./nothere",), ("/no/where",), ("~/no where",)])
+def test_a_path_that_is_missing_is_named_before_standard_input_is_read(
+    ostro, pipe, words: tuple[str, ...]
+) -> None:
     pipe(b"")
-    ran = ostro("run", "What is 27 + 15?")
-    assert ran.code == 3 and "for a prompt without a model, use -i" in ran.err and not ran.out
-    assert "-i" not in ostro("run", "xyzzy").err
+    ran = ostro("run", *words)
+    assert ran.code == 3 and "there is no file or folder" in ran.err and "input" not in ran.err
+
+
+def test_a_prompt_in_the_place_of_the_model_is_the_prompt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def taken(*words: str) -> tuple[str | None, str | None, list[str]]:
+        parser = argparse.ArgumentParser()
+        run.add_arguments(parser)
+        args = parser.parse_args(words)
+        files = run.take_inputs(args)
+        return args.model, args.input, files
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my model").mkdir()
+    assert taken("What is 27 / 15?") == (None, "What is 27 / 15?", [])
+    assert taken("what is it", "photo.png") == (None, "what is it", ["photo.png"])
+    assert taken("my model", "What is it?") == ("my model", "What is it?", [])
+    assert taken("./no model", "What?") == ("./no model", "What?", [])
+    assert taken("-m", "a", "What is it?") == ("a", "What is it?", [])
+    assert taken("smollm2") == ("smollm2", None, [])
+    with pytest.raises(UsageError, match="expected one prompt"):
+        taken("What is it?", "-i", "Who is it?")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("draw", "a wind", "-o", "w.png"), "the built-in starter supports text, embed, not draw"),
+        (("speak", "a wind", "-o", "w.wav"), "not speak; name a model that does"),
+        (("rerank", "a wind", "a", "b"), "not rerank; name a model that does"),
+        (("embed", "hello"), "no texts; add TEXT after the model"),
+        (("embed", "hello", "a text", "--file", "x"), "expected texts or --file, not both"),
+    ],
+)
+def test_a_missing_model_or_text_is_named(ostro, words: tuple[str, ...], said: str) -> None:
+    ran = ostro(*words)
+    assert ran.code == 2 and said in ran.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--temperature", "-1"), "temperature=-1.0 is not within 0..100"),
+        (("--top-p", "3"), "top_p=3.0 is not within 0..1"),
+        (("--min-p", "2"), "min_p=2.0 is not within"),
+        (("-n", "-4"), "max_tokens=-4 is not within"),
+    ],
+)
+def test_a_sampling_parameter_out_of_range_is_refused_before_the_model_is_loaded(
+    ostro, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr(run, "load", refuse)
+    ran = ostro("run", "-i", "hello", *words)
+    assert ran.code == 2 and said in ran.err
+
+
+def test_a_file_in_the_place_of_the_model_names_the_option(ostro, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+    ran = ostro("run", str(tmp_path / "notes.txt"), "-i", "Summarize")
+    assert ran.code == 2 and "is no model" in ran.err
+    assert f"attach the file with --file {tmp_path / 'notes.txt'}" in ran.err
 
 
 def test_a_closed_standard_input(ostro, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:

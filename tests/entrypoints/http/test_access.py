@@ -390,6 +390,9 @@ def test_port_in_use() -> None:
         first.close()
     with pytest.raises(UsageError, match="unknown address"):
         listen("no.such.host.invalid", 0, False)
+    for port in (-1, 65_536, 99_999):
+        with pytest.raises(UsageError, match=rf"--port {port}: expected 0\.\.65535"):
+            listen("127.0.0.1", port, False)
 
 
 def test_host_names() -> None:

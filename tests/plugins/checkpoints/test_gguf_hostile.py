@@ -69,10 +69,10 @@ def aligned(key_type: int, value: int, offset: int = 0) -> bytes:
     return file(header(2, 1), key, line(b"t", [32], F32, 0), line(b"u", [1], F32, offset), data=512)
 
 
-PAST = "goes past the end of the file"
+PAST = "goes past the end of the file, which is truncated or damaged; download it again"
 
 CASES: dict[str, tuple[bytes, str]] = {
-    "empty file": (b"", PAST),
+    "empty file": (b"", "is empty; download it again"),
     "4 bytes": (b"GGUF", PAST),
     "bad magic": (header(0, 0, magic=b"FUGG"), "not a GGUF file"),
     "version 0": (header(0, 0, 0), "version 0 is not supported"),

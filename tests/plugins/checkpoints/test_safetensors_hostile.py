@@ -33,7 +33,8 @@ def tensor(**changes: Any) -> dict[str, Any]:
 ENTRY = b'{"dtype":"F32","shape":[2],"data_offsets":[0,8]}'
 
 CASES: dict[str, tuple[bytes, str]] = {
-    "empty file": (b"", "too few"),
+    "empty file": (b"", "is empty; download it again"),
+    "4 bytes": (b"{}  ", "4 bytes are too few for a safetensors file; download it again"),
     "7 bytes": (b"1234567", "too few"),
     "header length 2^63": (struct.pack("<Q", 1 << 63) + b"{}", "the limit is 100000000"),
     "header longer than the file": (struct.pack("<Q", 1000) + b"{}", "is truncated"),

@@ -137,19 +137,19 @@ def with_settings(model: ServedModel, **settings: str) -> ServedModel:
 
 
 def test_settings_select_the_parser(model: ServedModel) -> None:
-    form = Preparer(model).format
+    form = Preparer(model).format_for(None)
     assert form is not None and form.kind.__name__ == "HermesParser"
-    named = Preparer(with_settings(model, tool_parser="llama3")).format
+    named = Preparer(with_settings(model, tool_parser="llama3")).format_for(None)
     assert named is not None and named.kind.__name__ == "Llama3Parser"
-    mixed = Preparer(with_settings(model, reasoning_parser="mistral")).format
+    mixed = Preparer(with_settings(model, reasoning_parser="mistral")).format_for(None)
     assert mixed is not None and mixed.kind.reasoning == ("[THINK]", "[/THINK]")
     assert mixed.kind.__name__ == "HermesParser"
-    silent = Preparer(with_settings(model, reasoning_parser="none")).format
+    silent = Preparer(with_settings(model, reasoning_parser="none")).format_for(None)
     assert silent is not None and silent.kind.reasoning is None and silent.calls
-    only = Preparer(with_settings(model, tool_parser="none")).format
+    only = Preparer(with_settings(model, tool_parser="none")).format_for(None)
     assert only is not None and not only.calls
     neither = with_settings(model, tool_parser="none", reasoning_parser="none")
-    assert Preparer(neither).format is None
+    assert Preparer(neither).format_for(None) is None
     with pytest.raises(Unsupported, match="--tool-parser none"):
         grammar(with_settings(model, tool_parser="none"), tool_choice="required")
 
@@ -165,7 +165,8 @@ def test_two_parsers_of_a_template_are_refused(model: ServedModel) -> None:
     parsers: Mapping[str, Parser] = {**model.parsers, "mine": again}
     with pytest.raises(UsageError, match="matches the parsers hermes, mine; set --tool-parser"):
         Preparer(replace(model, parsers=parsers))
-    assert Preparer(with_settings(replace(model, parsers=parsers), tool_parser="hermes")).format
+    chosen = with_settings(replace(model, parsers=parsers), tool_parser="hermes")
+    assert Preparer(chosen).format_for(None)
 
 
 @pytest.mark.parametrize(
@@ -197,3 +198,36 @@ def test_the_template_of_an_adapter_selects_its_parser(model: ServedModel) -> No
     assert parser is not None and type(parser()).__name__ == "MistralNamedParser"
     default = preparer.new_parser([65], tools=TOOLS)
     assert default is not None and type(default()).__name__ == "HermesParser"
+
+
+def test_the_template_named_tool_use_renders_tools_and_selects_their_parser(
+    model: ServedModel,
+) -> None:
+    tool_use = ChatTemplate("{{ tools and '' }}tools [TOOL_CALLS][ARGS]{{ effort }}", tokens={})
+    plain = ChatTemplate("plain", tokens={}, tool_use=tool_use)
+    preparer = Preparer(replace(model, template=plain))
+    assert preparer.render_chat(chat(tools=None)) == "plain"
+    assert preparer.render_chat(chat(tool_choice="none")) == "plain"
+    request = chat(chat_template_kwargs={"effort": "!"})
+    assert preparer.render_chat(request) == "tools [TOOL_CALLS][ARGS]!"
+    ids = preparer.encode_chat([{"role": "user", "content": "hi"}], tools=TOOLS)
+    assert preparer.tokenizer.decode(ids) == "tools [TOOL_CALLS][ARGS]"
+    for tools, name in ((TOOLS, "MistralNamedParser"), (None, "FallbackParser")):
+        parser = preparer.new_parser([65], tools=tools)
+        assert parser is not None and type(parser()).__name__ == name
+    alone = Preparer(replace(model, template=ChatTemplate("plain", tokens={})))
+    with pytest.raises(Unsupported, match="does not read them"):
+        alone.encode_chat([{"role": "user", "content": "hi"}], tools=TOOLS)
+
+
+@pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}, {"content": []}])
+def test_a_message_of_tool_calls_may_have_no_text(
+    model: ServedModel, content: dict[str, Any]
+) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "tool_calls": [call], **content},
+        {"role": "tool", "tool_call_id": "1", "content": "42"},
+    ]
+    assert Preparer(model).render_chat(chat(messages=messages)) == "42"

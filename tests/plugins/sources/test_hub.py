@@ -22,6 +22,9 @@ from ostro.plugins.sources.hub.download import token_from
 if TYPE_CHECKING:
     from tests.plugins.sources.conftest import Hub
 
+SHA = "0123456789abcdef0123456789abcdef01234567"
+"""The commit of the models of the fake hub."""
+
 LLAMA = {
     "config.json": b'{"architectures": ["LlamaForCausalLM"]}',
     "tokenizer.json": b"{}",
@@ -198,6 +201,19 @@ def test_second_copies_are_left_where_they_are(hub: Hub, manager: PluginManager)
         "unet/diffusion_pytorch_model.safetensors",
         "vae/diffusion_pytorch_model.bf16.safetensors",
     }
+
+
+@pytest.mark.parametrize("offline", [False, True])
+def test_a_cached_commit_may_be_abbreviated(
+    hub: Hub, manager: PluginManager, offline: bool
+) -> None:
+    path = manager.locate(f"org/llama@{SHA}", Settings())
+    settings = Settings(offline=offline)
+    assert manager.locate(f"org/llama@{SHA[:7]}", settings) == path
+    assert manager.locate("org/llama", Settings(revision=SHA[:8], offline=offline)) == path
+    for unknown in (SHA[:3], "f" * 8):
+        with pytest.raises(ModelNotFound, match=unknown):
+            manager.locate(f"org/llama@{unknown}", settings)
 
 
 def test_revisions_come_from_the_reference_or_the_settings(

@@ -74,6 +74,13 @@ class TestGGUF:
         tokenizer = tokenizer_from_gguf(metadata)
         assert tokenizer.controls == {"<|return|>", "<|end|>"} and tokenizer.eos_ids == {0}
 
+    @pytest.mark.parametrize("main", [{}, {"tokenizer.chat_template": "A"}], ids=["none", "main"])
+    def test_named_chat_templates(self, main: dict[str, str]) -> None:
+        named = {f"tokenizer.chat_template.{name}": name for name in ("tool_use", "rerank")}
+        tokenizer = tokenizer_from_gguf({**header(), **main, **named})
+        expected = {"tool_use": "tool_use", "rerank": "rerank"}
+        assert tokenizer.chat_template == {**({"default": "A"} if main else {}), **expected}
+
     def test_tokens_for_fill_in_the_middle(self) -> None:
         metadata = header()
         names = metadata["tokenizer.ggml.tokens"]

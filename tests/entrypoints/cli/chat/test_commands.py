@@ -12,7 +12,7 @@ import pytest
 
 from ostro.core.errors import ContextLengthExceeded
 from ostro.entrypoints.cli.chat.commands import ALIASES, COMMANDS, run_command
-from ostro.entrypoints.cli.chat.session import Session
+from ostro.entrypoints.cli.chat.session import Session, wrapped
 
 Open = Callable[..., Session]
 ROOT = Path(__file__).parents[4]
@@ -51,13 +51,19 @@ def test_text_between_triple_quotes_is_one_message(open_session: Open) -> None:
         ("/temperature 0", "unknown command /temperature; nearest: /set temperature; see /help"),
         ("/set temprature 1", "unknown parameter 'temprature'; nearest: temperature"),
         ("/set temperature", "expected /set temperature VALUE"),
-        ("/set temperature hot", "sampling: Expected `float`"),
+        ("/set temperature hot", "temperature: expected a number, got 'hot'"),
+        ("/set seed 1.5", "seed: expected an integer or none, got '1.5'"),
+        ("/set max_tokens many", "max_tokens: expected an integer or none, got 'many'"),
         ("/set temperature -1", "temperature=-1.0 is not within 0..100"),
         ("/set think maybe", "expected /set think on, off or default"),
         ('/set stop "open', "No closing quotation"),
         ("/show nothing", "expected /show model"),
         ("/retry", "there is no message to answer again"),
         ("/undo", "there is no message to remove"),
+        ("/undo 3", "/undo takes nothing after it, got '3'"),
+        ("/clear all", "/clear takes nothing after it"),
+        ("/retry now", "/retry takes nothing after it"),
+        ("/exit now", "/exit takes nothing after it"),
         ("/edit", "there is no message to edit"),
         ("/save", "expected /save FILE"),
         ("/load /nowhere/a.json", "/nowhere/a.json cannot be read: No such file"),
@@ -83,6 +89,20 @@ def test_a_wrong_command_is_refused_and_changes_nothing(
     assert session.conversation == before and not session.ended
 
 
+def test_notes_are_wrapped_between_words() -> None:
+    text = "/set [NAME VALUE]  set a sampling parameter, or think on/off\n\n"
+    text += "see https://a.b/" + "c" * 50
+    lines = wrapped(text, 40).split("\n")
+    assert lines == [
+        "/set [NAME VALUE]  set a sampling",
+        "parameter, or think on/off",
+        "",
+        "see",
+        "https://a.b/" + "c" * 50,
+    ]
+    assert wrapped(text, 80) == text
+
+
 def test_set_changes_the_next_answer(open_session: Open, capsys) -> None:
     session = open_session()
     for line in (
@@ -101,7 +121,11 @@ def test_set_changes_the_next_answer(open_session: Open, capsys) -> None:
     capsys.readouterr()
     session.handle("/set")
     shown = capsys.readouterr().err
-    assert "* temperature = 0.25\n" in shown and "  seed = None\n" in shown
+    assert (
+        "* temperature = 0.25\n" in shown
+        and "  seed = none\n" in shown
+        and "* stop = END 'a b'\n" in shown
+    )
     assert "  min_p = 0.05 (fallback)\n" in shown
 
 
@@ -141,7 +165,9 @@ def test_a_failed_answer_leaves_the_conversation(open_session: Open, capsys) -> 
     for line in ("hello", "long", "again"):
         session.handle(line)
     assert texts(session) == ["hello", "one", "again", "two"]
-    assert "ostro: too long; /undo removes" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "ostro: too long; the message was not added, /clear clears" in said
+    assert "/undo" not in said
 
 
 def test_a_text_file_is_part_of_the_next_message(open_session: Open, tmp_path: Path) -> None:
@@ -283,8 +309,9 @@ def test_another_file_is_not_overwritten(open_session: Open, tmp_path: Path, cap
     ("text", "message"),
     [
         ("{", "is not a saved conversation"),
-        ("[]", "Expected `object`"),
-        ("{}", "messages is missing"),
+        ("[]", "is not a saved conversation: it has no messages"),
+        ("{}", "is not a saved conversation: it has no messages"),
+        ('{"architectures": ["LlamaForCausalLM"]}', "is not a saved conversation"),
         (
             '{"messages": [{"role": "user"}]}',
             "messages[0]: Object missing required field",

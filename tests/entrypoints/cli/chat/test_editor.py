@@ -18,6 +18,7 @@ from ostro.entrypoints.cli.chat.editor import Editor, LineCompleter
 from ostro.entrypoints.cli.chat.session import Session, unquote
 
 LEFT, UP, HOME, ENTER, ALT_ENTER = "\x1b[D", "\x1b[A", "\x1b[H", "\r", "\x1b\r"
+SEARCH, LEAVE = "\x12", "\x03"
 PASTE, PASTED = "\x1b[200~", "\x1b[201~"
 
 Type = Callable[..., list[str]]
@@ -78,6 +79,21 @@ def test_the_history_is_kept_between_runs_and_private(read: Type, state: Path) -
     assert read(UP + ENTER) == ["two\nlines"]
     # The last two messages are the same: the history keeps one.
     assert read(UP + UP + UP + ENTER) == ["first"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (SEARCH + "ir" + ENTER + ENTER, "first"),
+        (SEARCH + "ir" + ENTER + "!" + ENTER, "f!irst"),
+        (SEARCH + "s" + SEARCH + ENTER + ENTER, "first"),
+        (SEARCH + "ir" + LEAVE + "new" + ENTER, "new"),
+        ("dra" + SEARCH + "ir" + LEAVE + "ft" + ENTER, "draft"),
+        (SEARCH + "ir\x07new" + ENTER, "new"),
+    ],
+)
+def test_a_search_of_the_history_ends(read: Type, state: Path, typed: str, message: str) -> None:
+    assert read("first" + ENTER, "second" + ENTER, typed)[-1] == message
 
 
 @pytest.mark.parametrize("off", ["option", "variable"])

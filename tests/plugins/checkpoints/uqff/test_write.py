@@ -72,9 +72,10 @@ def test_what_is_written_is_read_as_it_was(
 ) -> None:
     asset = tmp_path / "tokenizer.json"
     asset.write_text("{}")
+    assets = {"tokenizer.json": asset, "additional_chat_templates/tool_use.jinja": asset}
     layers = entries(FORMATS)
     layers[1] = Entry(layers[1].key, layers[1].make, torch.arange(16.0))
-    folder = put(tmp_path / "out", layers, assets=[asset], base_model="org/name")
+    folder = put(tmp_path / "out", layers, assets=assets, base_model="org/name")
     container = open_uqff(folder)
     for entry in layers:
         ours = read(container, (N, K), entry.key)
@@ -89,7 +90,8 @@ def test_what_is_written_is_read_as_it_was(
     }
     held = {path.name for path in folder.iterdir()}
     other = {"residual.safetensors", "config.json", "tokenizer.json", "uqff_report.json"}
-    assert held == other | {"mix-0.uqff"}
+    assert held == other | {"mix-0.uqff", "additional_chat_templates"}
+    assert (folder / "additional_chat_templates" / "tool_use.jinja").read_text() == "{}"
     assert [path.name for path in tmp_path.glob(".*")] == []
 
 
