@@ -24,12 +24,13 @@ class Tuning(NamedTuple):
     """Limits and tile sizes.
 
     gemv_rows        most rows of x for the vector kernels
-    float_rows       most 16-bit rows of x for the vector kernels that do not quantize x
+    float_rows       rows of x per program of the vector kernels that do not quantize x, and the
+                     most 16-bit rows for these
     gemv_block_rows  rows of x per program of a vector kernel
     gemm_rows        most rows of x for tiles; beyond, weights are dequantized first
     block_m          most rows of x per tile
     block_n          rows of the weight per tile
-    block_cells      cells of 32 columns per step of a tile; twice as many with 16 rows of x
+    block_cells      cells of 32 columns per step of a tile; half as many beyond 32 rows of x
     num_warps, num_stages  of a tile
     wide_m           most rows of x per wide tile, for more than block_m rows; 0 without these
     wide_n, wide_cells, wide_warps  of a wide tile, as above
@@ -42,7 +43,7 @@ class Tuning(NamedTuple):
     gemm_rows: int = 512
     block_m: int = 64
     block_n: int = 64
-    block_cells: int = 2
+    block_cells: int = 4
     num_warps: int = 4
     num_stages: int = 3
     wide_m: int = 0
@@ -54,9 +55,9 @@ class Tuning(NamedTuple):
 
 FAMILIES = {
     "sm_75": Tuning(gemv_block_rows=4),
-    "sm_89": Tuning(block_m=32),
+    "sm_89": Tuning(float_rows=2, block_m=32),
     "sm_90": Tuning(wide_m=256),
-    "gfx1100": Tuning(block_m=16),
+    "gfx1100": Tuning(block_m=16, block_cells=2),
 }
 """GPUs on which the default sizes would spill registers, or larger ones do not."""
 
@@ -133,7 +134,7 @@ def tile(rows: int) -> Tile:
     """The tile for `rows` rows of x, or of each expert."""
     config = tuning()
     m = max(16, min(config.block_m, triton.next_power_of_2(rows)))
-    cells = config.block_cells * (2 if m == 16 else 1)
+    cells = config.block_cells // (2 if m > 32 else 1)
     return Tile(m, config.block_n, cells, config.num_warps, config.num_stages)
 
 

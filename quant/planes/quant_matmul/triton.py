@@ -34,7 +34,7 @@ def matmul_exact(x: Tensor, planes: Planes) -> Tensor:
     weight = prepare(planes)
     config = tuning()
     if len(x) <= (config.float_rows if tensor_cores(x.dtype) else config.gemv_rows):
-        return gemv.floats(x, weight, rows=block_rows(len(x), 4))
+        return gemv.floats(x, weight, rows=block_rows(len(x), config.float_rows))
     return matmul_batch(x, weight)
 
 
