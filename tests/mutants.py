@@ -424,8 +424,8 @@ CORE: Mapping[str, Mapping[str, Change]] = {
             "max(0, len(text) - len(string) + 2)",
         ),
         "first-listed-stop-wins": (
-            "at, self.found = min(hits)",
-            "at, self.found = hits[0]",
+            "at, searched = min(hits)",
+            "at, searched = hits[0]",
         ),
     },
     "core/tokenizer/vocabulary.py": {
@@ -786,8 +786,8 @@ PLUGINS: Mapping[str, Mapping[str, Change]] = {
             "stops = self.tokens >= self._min_tokens",
         ),
         "cut-answer-ends-with-calls": (
-            'elif finish == "stop" and self._called:',
-            "elif self._called:",
+            'if finish == "stop" and self._called and not isinstance',
+            "if self._called and not isinstance",
         ),
     },
     "plugins/pipelines/text/infill.py": {

@@ -206,12 +206,10 @@ def _read(file: Path) -> str:
 
 def missing_template(tokenizer: Tokenizer) -> TemplateError:
     """The error for a model without a chat template, or with named ones but no default."""
-    names = ", ".join(sorted(tokenizer.chat_templates))
-    fault = (
-        f"its chat templates have the names {names}, and none is the default"
-        if names
-        else "this base model has no chat template"
-    )
+    named, fault = tokenizer.chat_templates, "this base model has no chat template"
+    if named and "default" not in named:
+        names = ", ".join(sorted(named))
+        fault = f"its chat templates have the names {names}, and none is the default"
     return TemplateError(
         f"{tokenizer.source}: {fault}; set --chat-template FILE, or "
         "continue plain text: `ostro run --raw`, a str in Python, /v1/completions over HTTP"

@@ -244,7 +244,9 @@ def check_name(args: argparse.Namespace) -> None:
     if args.model in plugins.collect("aliases"):
         return
     path = find(settings, plugins)
-    if path.is_file() and not plugins.claimant("checkpoints", lambda c: c.claims(path), path.name):
+    if args.model != args.first or not path.is_file():
+        return
+    if not plugins.claimant("checkpoints", lambda c: c.claims(path), path.name):
         raise UsageError(
             f"{args.model} is no model, which the first word names; attach the file with "
             f"--file {args.model}"

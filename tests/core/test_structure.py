@@ -42,7 +42,7 @@ BUDGETS: Mapping[str, int] = {
     "nn": 900,
     "placement": 700,
     "plugins": 600,
-    "tokenizer chat media": 1800,
+    "tokenizer chat media": 1900,
 }
 """Lines of code per folder of the core, or of several folders together: neither blank, nor comment,
 nor docstring; to the nearest hundred.
