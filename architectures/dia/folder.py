@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from ostro.checkpoints import read_config
 from ostro.errors import CheckpointError
 
 BESIDE = "codec"
@@ -20,12 +19,12 @@ def codec_of(folder: Path) -> str:
     """The path or hub id of the codec of a Dia folder.
 
     It is the subfolder `codec`, or the one in the processor's config. Raises CheckpointError if
-    both are missing.
+    both are missing, ConfigError if the config is malformed.
     """
     if (folder / BESIDE).is_dir():
         return str(folder / BESIDE)
     for name in FILES:
-        config = read(folder / name)
+        config = read_config(folder / name, missing_ok=True)
         config = config.get("audio_tokenizer") or config
         reference = config.get("audio_tokenizer_name_or_path") if isinstance(config, dict) else None
         if isinstance(reference, str) and reference:
@@ -35,19 +34,6 @@ def codec_of(folder: Path) -> str:
         f"{folder.name} names no codec ({FILES[0]} is missing); download {USUAL} "
         f"into {folder.name}/{BESIDE}"
     )
-
-
-def read(file: Path) -> dict[str, Any]:
-    """A JSON file; empty if it does not exist. Raises CheckpointError if it is malformed."""
-    try:
-        found = json.loads(file.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file.name}: {error}") from None
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{file.name} is not an object")
-    return found
 
 
 def companions(folder: Path) -> Mapping[str, str]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ostro import Inputs as Base
-from ostro.architectures.dia.folder import read
+from ostro.checkpoints import read_config
 from ostro.errors import RequestError
 
 SPEAKERS = {"S1": 1, "S2": 2}
@@ -41,7 +41,7 @@ class Inputs(Base):
 
     def usual(self) -> dict[str, Any]:
         """The sampling defaults of the model."""
-        defaults = read(self.folder / "generation_config.json")
+        defaults = read_config(self.folder / "generation_config.json", missing_ok=True)
         if defaults.get("do_sample") is False:
             defaults["temperature"] = 0.0
         defaults["guidance"] = defaults.get("guidance_scale")

@@ -6,7 +6,6 @@ length and in bounded memory. Mel filters are those of Slaney's Auditory Toolbox
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from ostro.checkpoints import read_config
 from ostro.errors import ConfigError
 
 Array = np.ndarray[Any, Any]
@@ -101,11 +101,10 @@ def read_mel(folder: Path) -> Mel:
             f"{folder.name} has no preprocessor_config.json, which has the audio settings; "
             "download it from the source of the weights"
         )
-    try:
-        raw = json.loads((folder / name).read_text(encoding="utf-8"))
-        raw = raw.get("feature_extractor", raw)
-    except (ValueError, AttributeError) as error:
-        raise ConfigError(f"{name} is malformed: {error}") from None
+    raw = read_config(folder / name)
+    raw = raw.get("feature_extractor", raw)
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{name}: feature_extractor={raw!r:.80} is not an object")
     known = {"sampling_rate": Mel.rate, "dither": 0.0, "padding_value": 0.0}
     for key, value in known.items():
         if raw.get(key, value) != value:

@@ -230,18 +230,21 @@ def tensor_fault(name: str, shape: tuple[int, ...]) -> str | None:
     return None
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """Read a config.json, given its path or its folder. The content is untrusted.
+def read_config(path: Path, *, missing_ok: bool = False) -> dict[str, Any]:
+    """Read a config.json, given its path or its folder, or another JSON file of a checkpoint. The
+    content is untrusted.
 
-    Raises ModelNotFound if the file does not exist, ConfigError if it is not a JSON object of at
-    most 10 MB and 100 levels. `auto_map`, which names Python files of the checkpoint, is removed:
-    code of a checkpoint is never imported.
+    Raises ModelNotFound if the file does not exist (with `missing_ok`, returns {}), ConfigError if
+    it is not a JSON object of at most 10 MB and 100 levels. `auto_map`, which names Python files of
+    the checkpoint, is removed: code of a checkpoint is never imported.
     """
     file = path / "config.json" if path.is_dir() else path
     try:
         with open(file, "rb") as stream:
             raw = stream.read(CONFIG_BYTES + 1)
     except FileNotFoundError:
+        if missing_ok:
+            return {}
         found = sorted(p.name for p in file.parent.iterdir()) if file.parent.is_dir() else []
         listing = ", ".join(found[:10]) or "nothing"
         raise ModelNotFound(f"no {file.name} in {file.parent}; found: {listing}") from None

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ostro import TokenizerSource
+from ostro.checkpoints import read_config
 from ostro.errors import TokenizerError
 from ostro.pipelines import Tokenizer
 from ostro.plugins.tokenizers import SENTENCEPIECE
@@ -303,7 +304,7 @@ def special_ids(vocabulary: Vocabulary) -> dict[str, Any]:
         for role, key in ROLES.items()
         if role in tokenizer.special_tokens
     }
-    model = read_config(vocabulary.source.root)
+    model = text_config(vocabulary.source.root)
     for role, key in ROLES.items():
         id = model.get(f"{role}_id")
         if key not in found and isinstance(id, int) and 0 <= id < vocabulary.rows:
@@ -319,10 +320,9 @@ def special_ids(vocabulary: Vocabulary) -> dict[str, Any]:
     return found
 
 
-def read_config(folder: Path) -> Mapping[str, Any]:
+def text_config(folder: Path) -> Mapping[str, Any]:
     """The config.json of a folder, that of its text if it has one; {} without a file."""
-    file = folder / "config.json"
-    config: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    config = read_config(folder / "config.json", missing_ok=True)
     text = config.get("text_config")
     return {**text, **config} if isinstance(text, dict) else config
 

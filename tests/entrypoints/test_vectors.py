@@ -125,6 +125,25 @@ def test_the_model_s_prompt_is_prepended(tmp_path: Path) -> None:
         assert not torch.allclose(plain, model.embed("world"))
 
 
+@pytest.mark.parametrize("text", ["{", "[]", "[" * 100_000, '{"prompts": 3}'])
+def test_malformed_prompts_are_refused(text: str, tmp_path: Path) -> None:
+    make_bert(tmp_path, "BertModel")
+    (tmp_path / "config_sentence_transformers.json").write_text(text)
+    with (
+        ostro.load(tmp_path, dtype="float32") as model,
+        pytest.raises(ConfigError, match=r"^config_sentence_transformers\.json: "),
+    ):
+        model.embed("world")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "[" * 100_000])
+def test_a_malformed_file_of_the_length_limit_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "modules.json").write_text("[]")
+    (tmp_path / "sentence_bert_config.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"^sentence_bert_config\.json: "):
+        text_limit(tmp_path, 64)
+
+
 def test_what_cannot_run_is_refused(bert: tuple[LocalModel, Any]) -> None:
     model, _ = bert
     with pytest.raises(RequestError, match="no input"):

@@ -5,7 +5,6 @@ Source: llama.cpp's converter (class MmprojModel and its subclasses, 2026).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from ostro.checkpoints import PROJECTOR as TYPE
+from ostro.checkpoints import read_config
 from ostro.errors import ConfigError
 from ostro.plugins.checkpoints.gguf.conversion import FLOATS, PROJECTOR, Conversion
 from ostro.plugins.checkpoints.gguf.entries import TensorEntry
@@ -91,13 +91,9 @@ def preprocessor(folder: Path) -> Mapping[str, Any]:
     """The settings of a folder's processor. Raises ConfigError for a file that is no object."""
     found: dict[str, Any] = {}
     for name in SETTINGS:
-        path = folder / name
-        if not path.is_file():
-            continue
-        try:
-            stated = json.loads(path.read_text(encoding="utf-8"))
-            found |= stated
-            found |= stated.get("image_processor") or {}
-        except (ValueError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{path} is not a JSON object: {error}") from None
+        stated = read_config(folder / name, missing_ok=True)
+        inner = stated.get("image_processor") or {}
+        if not isinstance(inner, dict):
+            raise ConfigError(f"{name}: image_processor={inner!r:.80} is not an object")
+        found |= {**stated, **inner}
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from ostro.checkpoints import read_config
 from ostro.errors import ConfigError, RequestError, TokenizerError, nearest
 from ostro.pipelines import Tokenizer
 from ostro.plugins.pipelines.transcription.languages import code_of, name_of
@@ -49,7 +49,7 @@ class Controls:
         Raises TokenizerError if the tokenizer is not Whisper's, ConfigError if the file is
         malformed.
         """
-        generation = read_config(folder / "generation_config.json")
+        generation = read_config(folder / "generation_config.json", missing_ok=True)
         start, end, none = (
             required(tokenizer, f"<|{name}|>")
             for name in ("startoftranscript", "endoftext", "notimestamps")
@@ -109,19 +109,6 @@ class Controls:
             latest=self.latest,
             end=self.end,
         )
-
-
-def read_config(file: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty if the file does not exist."""
-    if not file.is_file():
-        return {}
-    try:
-        found = json.loads(file.read_text("utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{file.name}: {error}") from None
-    if not isinstance(found, dict):
-        raise ConfigError(f"{file.name} is not an object")
-    return found
 
 
 def read_heads(generation: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:

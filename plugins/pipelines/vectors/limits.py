@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
+from ostro.checkpoints import read_config
 from ostro.errors import ConfigError
 
 KINDS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
@@ -25,20 +24,9 @@ def text_limit(folder: Path, context: int) -> int | None:
     if not (folder / "modules.json").is_file():
         return None
     for name, key in LIMITS:
-        stated = read(folder / name).get(key)
+        stated = read_config(folder / name, missing_ok=True).get(key)
         if stated is not None:
             if type(stated) not in (int, float) or stated < 1:
                 raise ConfigError(f"{name}: {key}={stated!r:.80} is not a number of tokens")
             return int(min(stated, context))
     return context
-
-
-def read(file: Path) -> dict[str, Any]:
-    """A JSON object, empty without the file. Raises ConfigError."""
-    try:
-        found = json.loads(file.read_text("utf-8")) if file.is_file() else {}
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{file.name}: {error}") from None
-    if not isinstance(found, dict):
-        raise ConfigError(f"{file.name}: not a JSON object")
-    return found

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from secrets import token_hex
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ostro.checkpoints import read_config
 from ostro.errors import ConfigError, ContextLengthExceeded, RequestError, Unsupported
 from ostro.pipelines import PREPARATION_EXECUTOR as EXECUTOR
 from ostro.pipelines import (
@@ -284,14 +284,12 @@ class Vectors:
     def prompts(self) -> dict[str, str]:
         """The prompts of the model's folder by name; "" is the default prompt."""
         file = self.model.path / "config_sentence_transformers.json"
-        if not file.is_file():
-            return {}
+        config = read_config(file, missing_ok=True)
         try:
-            found: Any = json.loads(file.read_text("utf-8"))
-            prompts = {str(name): str(text) for name, text in (found.get("prompts") or {}).items()}
-            default = found.get("default_prompt_name")
+            prompts = {str(name): str(text) for name, text in (config.get("prompts") or {}).items()}
+            default = config.get("default_prompt_name")
             return prompts if default is None else {**prompts, "": prompts[default]}
-        except (ValueError, AttributeError, KeyError) as error:
+        except (AttributeError, KeyError, TypeError) as error:
             raise ConfigError(f"{file.name}: {error}") from None
 
     def prompt(self, name: str | None) -> str:

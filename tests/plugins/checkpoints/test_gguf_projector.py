@@ -16,6 +16,7 @@ from ostro.core.load.planning import plan_model
 from ostro.core.load.saving import Saving
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings, resolve
+from ostro.plugins.checkpoints.gguf.mmproj import preprocessor
 from ostro.plugins.checkpoints.gguf.write import write_gguf
 from ostro.plugins.conformance.parity import BAR, Subject, deviation, subject
 
@@ -100,8 +101,8 @@ def test_an_encoder_without_keys_is_refused(
         assert not list((tmp_path / "out").iterdir())
 
 
-def test_settings_that_are_no_object_are_refused(plugins: PluginManager, tmp_path: Path) -> None:
-    with subject(plugins, "qwen2_vl", config=shape(plugins, "qwen2_vl")) as tiny:
-        (tiny.folder / "processor_config.json").write_text("[1]")
-        with pytest.raises(ConfigError, match=r"processor_config\.json is not a JSON object"):
-            write(tiny, tmp_path / "out")
+@pytest.mark.parametrize("text", ["{", "[1]", "[" * 100_000, '{"image_processor": 3}'])
+def test_settings_that_are_no_object_are_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "processor_config.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"^processor_config\.json: "):
+        preprocessor(tmp_path)
