@@ -279,7 +279,7 @@ def make_conversation(args: argparse.Namespace) -> Conversation:
     """
     import msgspec
 
-    from ostro.core.engine.request import Sampling
+    from ostro.core.engine.request import Sampling, unusual_values
 
     applied = args.apply or [entry.partition("=")[0] for entry in args.adapters]
     values = {name: getattr(args, name) for name in SAMPLING}
@@ -287,6 +287,8 @@ def make_conversation(args: argparse.Namespace) -> Conversation:
         msgspec.convert({k: x for k, x in values.items() if x is not None}, Sampling).checked()
     except RequestError as error:
         raise UsageError(str(error)) from None
+    if warning := unusual_values(values):
+        print(f"ostro: {warning}", file=sys.stderr)
     values["schema"] = None if args.schema is None else read_schema(args.schema)
     return Conversation(
         system=args.system,

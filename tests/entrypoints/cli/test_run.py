@@ -120,7 +120,9 @@ def test_the_model_s_own_sampling_is_the_default(ostro, tmp_path: Path) -> None:
     words = ("run", "-m", str(folder), "-n", "12", "-i", "hello")
     first = ostro(*words).out
     assert all(ostro(*words, "--seed", str(seed)).out == first for seed in range(3))
-    assert ostro(*words, "--temperature", "3", "--seed", "1").out != first
+    other = ostro(*words, "--temperature", "3", "--seed", "1")
+    assert other.out != first
+    assert "ostro: temperature 3 is outside the usual range of 0 to 2" in other.err
 
 
 @pytest.mark.parametrize("config", [{}, {"hidden_size": 64}])
