@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ostro import __version__
 from ostro.core.errors import OstroError, PluginError, nearest
 from ostro.entrypoints.cli.examples import EXAMPLES
-from ostro.entrypoints.cli.parser import Parser
+from ostro.entrypoints.cli.parser import HelpFormatter, Parser
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -118,6 +118,7 @@ def build(argv: Sequence[str]) -> tuple[argparse.ArgumentParser, Any]:
         prog="ostro",
         description="A model zoo made of plugins, and the engine that serves it.",
         epilog="ostro COMMAND --help describes a command. --debug prints tracebacks.",
+        formatter_class=HelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"ostro {__version__}")
     subparsers = parser.add_subparsers(

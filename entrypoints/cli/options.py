@@ -194,7 +194,13 @@ def add_plugin_option(target: argparse._ActionsContainer) -> None:
 def add_weight_options(group: argparse._ArgumentGroup) -> None:
     """Declare the options about weights: dtype, placement, quantization."""
     add = group.add_argument
-    add("--dtype", choices=DTYPES, default="auto", help="dtype of computation (default: auto)")
+    add(
+        "--dtype",
+        choices=DTYPES,
+        default="auto",
+        metavar="DTYPE",
+        help=f"dtype of computation: {', '.join(DTYPES)} (default: auto)",
+    )
     add("--device", default="auto", help="device: auto, cpu, cuda or cuda:1 (default: auto)")
     either = group.add_mutually_exclusive_group().add_argument
     either(

@@ -27,7 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--format",
         choices=FORMATS,
-        help="output format (default: by the suffix of --output, or text)",
+        metavar="FORMAT",
+        help=f"output format: {', '.join(FORMATS)} (default: by the suffix of --output, or text)",
     )
     add(
         "--language",
