@@ -114,7 +114,8 @@ def run(args: argparse.Namespace) -> int:
     start = time.perf_counter()
     model = load(args)
     if args.explain:
-        print("\n".join(model.explain), file=sys.stderr)
+        sampling = sampling_line(model, conversation)
+        print("\n".join([*model.loaded.explain, sampling]), file=sys.stderr)
     if args.input is None:
         return chat(args, model, conversation, start)
     try:
