@@ -52,11 +52,11 @@ def show_aliases(as_json: bool) -> None:
         rows = {name: {key: getattr(row, key) for key in ALIAS} for name, row in found.items()}
         print(json.dumps(rows, indent=2))
         return
-    rows = [
+    aliases = [
         (name, row.reference, row.about, row.licence, "yes" if row.sha256 else "no")
         for name, row in found.items()
     ]
-    print_rows(("alias", "model", "about", "licence", "file pinned"), rows)
+    print_rows(("alias", "model", "about", "licence", "file pinned"), aliases)
 
 
 def print_rows(names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
