@@ -13,6 +13,7 @@ from ostro import __version__
 from ostro.core import errors
 from ostro.core.errors import OstroError, UsageError
 from ostro.entrypoints.cli import COMMANDS, build, inspect, limit_spinning, main, writes_unicode
+from ostro.entrypoints.cli.chat.attachments import read_attachment
 
 COMMAND = """
 from ostro.core.hooks import hookimpl
@@ -215,3 +216,10 @@ def test_positional_texts_are_utf8_in_every_locale(ostro, tiny: str) -> None:
     )
     refused = ostro(*options, "sp\udce4t ist es")
     assert refused.code == 2 and "b'sp\\xe4t ist es' is not UTF-8 text" in refused.err
+
+
+@pytest.mark.parametrize(("name", "shown"), [("ö.txt", "ö.txt"), ("\udce4.txt", "\ufffd.txt")])
+def test_names_of_attached_files_are_text(tmp_path: Path, name: str, shown: str) -> None:
+    file = tmp_path / name
+    file.write_text("hello")
+    assert read_attachment(str(file)) == {"type": "text", "text": f"File {shown}:\n\nhello"}
