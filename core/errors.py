@@ -195,8 +195,13 @@ class EngineDied(OstroError):
     status, code = 503, "engine_unavailable"
 
 
+def close_names(name: str, names: Iterable[str], n: int = 3) -> list[str]:
+    """The names that are similar to one, the most similar first."""
+    # The time of the search grows with the length, and the name may be untrusted input.
+    return get_close_matches(name[:80], list(names), n=n, cutoff=0.5)
+
+
 def nearest(name: str, names: Iterable[str], n: int = 3) -> str:
     """The most similar names, as the end of a message; empty if there are none."""
-    # The time of the search grows with the length, and the name may be untrusted input.
-    close = get_close_matches(name[:80], list(names), n=n, cutoff=0.5)
+    close = close_names(name, names, n)
     return f"; nearest: {', '.join(close)}" if close else ""

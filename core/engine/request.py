@@ -4,6 +4,7 @@ processes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -144,6 +145,25 @@ RANGES: tuple[tuple[str, float, float], ...] = (
     ("logprobs", 0, MAX_LOGPROBS),
     ("prompt_logprobs", 0, MAX_LOGPROBS),
 )
+
+USUAL_RANGES: tuple[tuple[str, float, float], ...] = (
+    ("temperature", 0, 2),
+    ("repetition_penalty", 0.5, 2),
+    ("presence_penalty", -2, 2),
+    ("frequency_penalty", -2, 2),
+)
+"""The ranges of OpenAI's API; for repetition_penalty values around 1, as models state them."""
+
+
+def unusual_values(values: Mapping[str, Any]) -> str | None:
+    """A warning about values that are allowed but rarely give readable text, None without them."""
+    outside = [
+        f"{name} {values[name]:g} is outside the usual range of {low:g} to {high:g}"
+        for name, low, high in USUAL_RANGES
+        if values.get(name) is not None and not low <= values[name] <= high
+    ]
+    return "; ".join(outside) or None
+
 
 DEFAULT = "default"
 """A name of the first model, in addition to its own."""

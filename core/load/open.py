@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,32 @@ def find(settings: Settings, plugins: PluginManager) -> Path:
         )
     if settings.dummy_weights is not None:
         return Path(settings.dummy_weights)
-    return plugins.locate(settings.reference or STARTER, settings)
+    reference = settings.reference or STARTER
+    if reference in {STARTER, *plugins.collect("aliases")} and Path(reference).exists():
+        report_precedence(reference)
+    return plugins.locate(reference, settings)
+
+
+@cache
+def report_precedence(name: str) -> None:
+    """Log once that a local path takes precedence over the model of the same name."""
+    logger.warning(
+        "%s is the file or folder ./%s, not the model that ostro knows by this name; rename it or "
+        "change the folder to use that model",
+        name,
+        name,
+    )
+
+
+def title_of(settings: Settings, path: Path) -> str:
+    """A model's name for people: that of its file or folder, or the reference if it is not local.
+
+    `path` is where the reference was found, such as a snapshot in a cache.
+    """
+    reference = settings.reference or STARTER
+    if settings.dummy_weights is not None or Path(reference).exists():
+        return path.resolve().name
+    return reference
 
 
 def open_container(path: Path, plugins: PluginManager, *, dummy: bool = False) -> Container:

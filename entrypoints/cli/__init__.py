@@ -11,6 +11,7 @@ import gc
 import io
 import os
 import sys
+from codecs import lookup
 from collections.abc import MutableMapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ostro import __version__
 from ostro.core.errors import OstroError, PluginError, nearest
 from ostro.entrypoints.cli.examples import EXAMPLES
-from ostro.entrypoints.cli.parser import Parser
+from ostro.entrypoints.cli.parser import HelpFormatter, Parser
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -86,11 +87,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def set_encodings() -> None:
     """Let no text fail at an encoding: output replaces what it lacks, piped input is UTF-8.
 
-    Standard error escapes such characters by itself. A terminal keeps the encoding of its keys.
+    Standard error escapes such characters by itself. A terminal keeps the encoding of its keys,
+    except ASCII, of which UTF-8 is a superset.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
-    if isinstance(sys.stdin, io.TextIOWrapper) and not sys.stdin.isatty():
+    if not isinstance(sys.stdin, io.TextIOWrapper):
+        return
+    if not sys.stdin.isatty() or lookup(sys.stdin.encoding).name == "ascii":
         sys.stdin.reconfigure(encoding="utf-8", errors="strict")
 
 
@@ -118,6 +122,7 @@ def build(argv: Sequence[str]) -> tuple[argparse.ArgumentParser, Any]:
         prog="ostro",
         description="A model zoo made of plugins, and the engine that serves it.",
         epilog="ostro COMMAND --help describes a command. --debug prints tracebacks.",
+        formatter_class=HelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"ostro {__version__}")
     subparsers = parser.add_subparsers(

@@ -34,7 +34,7 @@ class Checked:
 
     norms: of scale * B A by weight, including the members of an X-LoRA. effect: relative change of
     the base's last hidden states. matched: number of its weights that the base has. Both are None
-    without a base. twins: other references with the same generation, that is, the same files.
+    without a base. duplicates: other references with the same generation, that is, the same files.
     """
 
     reference: str
@@ -49,7 +49,7 @@ class Checked:
     unmatched: list[str] = field(default_factory=list)
     norms: dict[str, float] = field(default_factory=dict)
     effect: float | None = None
-    twins: list[str] = field(default_factory=list)
+    duplicates: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     error: str | None = None
 
@@ -173,7 +173,7 @@ def find_identical(found: list[Checked]) -> None:
     for each in found:
         if each.generation:
             others = [o for o in found if o is not each and o.generation == each.generation]
-            each.twins = [other.reference for other in others]
+            each.duplicates = [other.reference for other in others]
 
 
 def show(found: Checked) -> None:
@@ -195,7 +195,7 @@ def show(found: Checked) -> None:
             print(f"  {which}: {', '.join(f'{n} {found.norms[n]:.4g}' for n in names)}")
     if found.effect is not None:
         print(f"  effect {found.effect:.4g}, relative to the base's hidden states")
-    for reference in found.twins:
+    for reference in found.duplicates:
         print(f"  identical to {reference}")
     for warning in found.warnings:
         print(f"  warning: {warning}")

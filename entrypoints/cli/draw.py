@@ -16,6 +16,7 @@ from ostro.entrypoints.cli.options import (
     add_reference,
     add_sampling_options,
     parse_settings,
+    utf8_text,
 )
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_options(parser)
     group = parser.add_argument_group("image")
     add = group.add_argument
-    add("prompt", metavar="PROMPT", help="description of the image")
+    add("prompt", type=utf8_text, metavar="PROMPT", help="description of the image")
     add(
         "-o",
         "--output",

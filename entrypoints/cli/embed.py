@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING
 
 from ostro.core.errors import UsageError
 from ostro.entrypoints.cli import writes_unicode
-from ostro.entrypoints.cli.options import add_model_options, parse_settings, take_model
+from ostro.entrypoints.cli.options import (
+    add_model_options,
+    parse_settings,
+    take_model,
+    utf8_text,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--prompt",
+        type=utf8_text,
         metavar="NAME",
         help="prepend this prompt of the model's config to every text (default: none)",
     )
@@ -56,7 +62,8 @@ def run(args: argparse.Namespace) -> int:
 
     from ostro.entrypoints.python import open_model
 
-    texts = read_texts(take_model(args, [args.first, *args.texts], texts=True), args.file)
+    words = take_model(args, [args.first, *args.texts], texts=True)
+    texts = read_texts([utf8_text(word) for word in words], args.file)
     if args.output is not None and args.output.suffix not in SUFFIXES:
         raise UsageError(
             f"--output {args.output}: expected a name ending with one of {', '.join(SUFFIXES)}"

@@ -46,7 +46,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "draw": (
         'ostro draw black-forest-labs/FLUX.1-schnell "a ship at sea" -o ship.png',
         'ostro draw ./flux "a ship at sea" -o ship.png --size 768x512 --seed 1',
-        'ostro draw ./flux "a ship at night" -o night.png --image ship.png --strength 0.6',
+        'ostro draw ./flux "at night" -o night.png --image ship.png --strength 0.6',
     ),
     "speak": (
         'ostro speak ./dia "[S1] Good morning." -o morning.wav',

@@ -76,6 +76,11 @@ def show(found: FitReport) -> None:
             "* The rows of some weights are not a multiple of the format's block; these weights "
             "get another format."
         )
+    if any(each.speed for each in found.fits):
+        out.print(
+            "max tokens/s: memory bandwidth / bytes read per token, an estimate of the most that "
+            "one sequence gets; `ostro bench REF` measures."
+        )
     for growth in found.growths:
         fixed = f", and {format_bytes(growth.fixed)} per sequence" if growth.fixed else ""
         out.print(f"KV cache {growth.name}: {format_bytes(growth.per_1000)} per 1000 tokens{fixed}")

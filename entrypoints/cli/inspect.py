@@ -54,13 +54,13 @@ def describe(reference: str, *, offline: bool, plugins: list[str]) -> dict[str, 
     `plugins` are paths of plugins to load. Raises ModelNotFound.
     """
     from ostro.core.errors import UnsupportedArchitecture
-    from ostro.core.load.open import architecture_of, open_container
+    from ostro.core.load.open import architecture_of, find, open_container, title_of
     from ostro.core.plugins.manager import PluginManager
     from ostro.core.records import Settings
 
     settings, manager = Settings(reference=reference, offline=offline), PluginManager()
     manager.load(settings, plugins)
-    container = open_container(manager.locate(reference, settings), manager)
+    container = open_container(find(settings, manager), manager)
     config = container.config()
     try:
         architecture = architecture_of(container, config, settings, manager).name
@@ -68,7 +68,7 @@ def describe(reference: str, *, offline: bool, plugins: list[str]) -> dict[str, 
         architecture = None
     tensors = list(container.tensors.values())
     return {
-        "path": container.path.resolve().name,
+        "path": title_of(settings, container.path),
         "architecture": architecture,
         "config": config,
         "metadata": {k: short(v) for k, v in container.metadata.items()},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 
 ALIAS = ("reference", "licence", "about", "sha256")
 """Fields of an alias in JSON."""
@@ -29,20 +30,16 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps([hub_cache.describe(repo) for repo in found], indent=2))
         return 0
-    from rich.table import Table
-
-    from ostro.entrypoints.cli import console
-
-    table = Table("model", "alias", "formats", "size", "last used")
+    rows = []
     for repo in found:
         row = hub_cache.describe(repo)
         names, kinds = (", ".join(row[key]) for key in ("aliases", "formats"))
         size = hub_cache.size(repo.size_on_disk)
-        table.add_row(repo.repo_id, names, kinds, size, repo.last_accessed_str)
-    out = console()
-    out.print(table)
+        rows.append((repo.repo_id, names, kinds, size, repo.last_accessed_str))
+    print_rows(("model", "alias", "formats", "size", "last used"), rows)
     total = hub_cache.size(sum(repo.size_on_disk for repo in found))
-    out.print(f"{len(found)} in the cache, {total}. `ostro pull REF` downloads a model.")
+    summary = f"{len(found)} in the cache, {total}. `ostro pull REF` downloads a model."
+    print(summary, file=sys.stdout if sys.stdout.isatty() else sys.stderr)
     return 0
 
 
@@ -55,12 +52,33 @@ def show_aliases(as_json: bool) -> None:
         rows = {name: {key: getattr(row, key) for key in ALIAS} for name, row in found.items()}
         print(json.dumps(rows, indent=2))
         return
+    aliases = [
+        (name, row.reference, row.about, row.licence, "yes" if row.sha256 else "no")
+        for name, row in found.items()
+    ]
+    print_rows(("alias", "model", "about", "licence", "file pinned"), aliases)
+
+
+def print_rows(names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print columns as a table on a terminal, and separated by tabs into a pipe or file.
+
+    On a terminal that is too narrow for the table each row is a list of lines "name: value".
+    """
+    from rich.measure import Measurement
     from rich.table import Table
 
     from ostro.entrypoints.cli import console
 
-    table = Table("alias", "model", "about", "licence", "file pinned")
-    for name, row in found.items():
-        pinned = "yes" if row.sha256 else "no"
-        table.add_row(name, row.reference, row.about, row.licence, pinned)
-    console().print(table)
+    if not sys.stdout.isatty():
+        print("\n".join("\t".join(row) for row in (names, *rows)))
+        return
+    table = Table(*names)
+    for row in rows:
+        table.add_row(*row)
+    out = console()
+    if Measurement.get(out, out.options.update(max_width=sys.maxsize), table).minimum <= out.width:
+        out.print(table)
+        return
+    for first, *others in rows:
+        values = (f"  {name}: {x}" for name, x in zip(names[1:], others, strict=True) if x)
+        print("\n".join([first, *values]))

@@ -77,7 +77,7 @@ def explain(args: argparse.Namespace, plugins: PluginManager) -> int:
     sampling = None
     if "text" in loaded.architecture.tasks:
         sampling = sampling_defaults(loaded.container, settings.generation_config)
-    show(explained(loaded, sampling), args.json, show_layers)
+    show(explained(loaded, settings, sampling), args.json, show_layers)
     return 0
 
 
@@ -105,15 +105,19 @@ def check(args: argparse.Namespace) -> None:
         args.model = args.reference or args.model
 
 
-def explained(loaded: LoadedModel, sampling: SamplingDefaults | None) -> dict[str, Any]:
+def explained(
+    loaded: LoadedModel, settings: Settings, sampling: SamplingDefaults | None
+) -> dict[str, Any]:
     """The layers of a loaded model with their formats and kernels, as plain data.
 
     `sampling` are its defaults, None if it generates no text.
     """
+    from ostro.core.load.open import title_of
+
     kernels = {layer.kernel for layer in loaded.layers}
     notes = [line for line in loaded.explain if line.partition(": ")[2] not in kernels]
     return {
-        "model": loaded.path.name,
+        "model": title_of(settings, loaded.path),
         "architecture": loaded.architecture.name,
         "device": str(loaded.device),
         "dtype": str(loaded.dtype).removeprefix("torch."),

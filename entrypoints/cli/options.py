@@ -12,6 +12,24 @@ from typing import Any
 from ostro.core.errors import UsageError
 from ostro.core.records import STARTER, Settings
 
+
+def utf8_text(word: str) -> str:
+    """The text of an argument, whose bytes are UTF-8 in every locale.
+
+    In a locale of another encoding, such as C, Python represents the bytes that it cannot decode by
+    lone surrogates. Names of files keep them, because `open` expects them.
+    Raises UsageError for bytes that are not UTF-8.
+    """
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        try:
+            return os.fsencode(word).decode()
+        except UnicodeError:
+            raise UsageError(f"the argument {os.fsencode(word)!r:.200} is not UTF-8 text") from None
+    return word
+
+
 SAMPLING: Mapping[str, Mapping[str, Any]] = {
     "max_tokens": {
         "type": int,
@@ -51,6 +69,7 @@ SAMPLING: Mapping[str, Mapping[str, Any]] = {
     "stop": {
         "action": "append",
         "default": [],
+        "type": utf8_text,
         "metavar": "TEXT",
         "help": "stop at this text; repeat the option for several texts",
     },
@@ -132,7 +151,12 @@ def add_source_options(group: argparse._ArgumentGroup) -> None:
         action=OneModel,
         help="folder, .gguf file, org/name[@revision][:file] or alias (default: the starter)",
     )
-    add("--name", metavar="NAME", help="name of the model (default: from its folder or file)")
+    add(
+        "--name",
+        type=utf8_text,
+        metavar="NAME",
+        help="name of the model (default: from its folder or file)",
+    )
     add("--arch", metavar="NAME", help="architecture (default: as the checkpoint states)")
     add("--task", metavar="NAME", help="task of the model (default: all that it supports)")
     add(
@@ -194,7 +218,13 @@ def add_plugin_option(target: argparse._ActionsContainer) -> None:
 def add_weight_options(group: argparse._ArgumentGroup) -> None:
     """Declare the options about weights: dtype, placement, quantization."""
     add = group.add_argument
-    add("--dtype", choices=DTYPES, default="auto", help="dtype of computation (default: auto)")
+    add(
+        "--dtype",
+        choices=DTYPES,
+        default="auto",
+        metavar="DTYPE",
+        help=f"dtype of computation: {', '.join(DTYPES)} (default: auto)",
+    )
     add("--device", default="auto", help="device: auto, cpu, cuda or cuda:1 (default: auto)")
     either = group.add_mutually_exclusive_group().add_argument
     either(

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+import shutil
+import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
@@ -24,6 +28,42 @@ ADVANCED = frozenset(
 """Options that --help omits and --help-all lists, in every command."""
 
 
+class HelpFormatter(argparse.HelpFormatter):
+    """Breaks lines between words only. On a narrow terminal it indents less."""
+
+    def __init__(self, prog: str, **options: Any) -> None:
+        self.narrow = shutil.get_terminal_size().columns < 60
+        super().__init__(prog, **{"max_help_position": 8 if self.narrow else 24, **options})
+
+    def _format_usage(self, *args: Any) -> str:
+        if not self.narrow:
+            return super()._format_usage(*args)
+        columns, self._width = self._width, sys.maxsize
+        text = super()._format_usage(*args).replace(" ...", "\xa0...")  # keeps "[INPUT ...]" whole
+        self._width = columns
+        lines = self._split_lines(text, columns - 4)
+        return "\n    ".join(lines).replace("\xa0", " ") + "\n\n"
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n".join(indent + line for line in self._split_lines(text, width - len(indent)))
+
+
+def wrap_command(line: str, columns: int) -> str:
+    """A command line, indented by 2, with a backslash at the end of each line but the last.
+
+    Lines have at most this many columns, except for longer words; quoted text is one word.
+    """
+    lines = [" "]
+    for word in shlex.split(line, posix=False):
+        if len(lines[-1]) + len(word) + 3 > columns and lines[-1].strip():
+            lines.append("   ")
+        lines[-1] += f" {word}"
+    return " \\\n".join(lines)
+
+
 class Parser(argparse.ArgumentParser):
     """A command's parser. `--help` omits the options in `ADVANCED`, `--help-all` lists all.
 
@@ -31,7 +71,7 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, *args: Any, examples: Sequence[str] = (), **options: Any) -> None:
-        super().__init__(*args, **options)
+        super().__init__(*args, **{"formatter_class": HelpFormatter, **options})
         self.examples = tuple(examples)
         self.add_argument("--help-all", action=HelpAll, help="list all options and exit")
 
@@ -92,7 +132,8 @@ class Parser(argparse.ArgumentParser):
         more = f"--help-all lists {len(omitted)} more options." if omitted else None
         formatter.add_text(more)
         formatter.add_text(self.epilog)
-        lines = "".join(f"  {line}\n" for line in self.examples)
+        columns = shutil.get_terminal_size().columns
+        lines = "".join(f"{wrap_command(line, columns)}\n" for line in self.examples)
         return formatter.format_help() + (f"\nexamples:\n{lines}" if lines else "")
 
     def usage_formatter(self) -> argparse.HelpFormatter:

@@ -8,7 +8,12 @@ from pathlib import Path
 
 from ostro.core.errors import UsageError
 from ostro.entrypoints.cli.embed import read_texts
-from ostro.entrypoints.cli.options import add_model_options, parse_settings, take_model
+from ostro.entrypoints.cli.options import (
+    add_model_options,
+    parse_settings,
+    take_model,
+    utf8_text,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +39,8 @@ def run(args: argparse.Namespace) -> int:
     words = take_model(args, [args.first, args.query, *args.documents], texts=True)
     if not words:
         raise UsageError(f"no query; with the model {args.model}, add QUERY")
-    query, documents = words[0], read_texts(words[1:], args.file)
+    query, *given = map(utf8_text, words)
+    documents = read_texts(given, args.file)
     with open_model(replace(parse_settings(args), task="rerank"), args.plugin) as model:
         ranked = model.rerank(query, documents)
     for item in ranked[: args.top]:

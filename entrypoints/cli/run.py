@@ -30,6 +30,7 @@ from ostro.entrypoints.cli.options import (
     looks_like_path,
     parse_settings,
     take_model,
+    utf8_text,
 )
 from ostro.entrypoints.progress import loading
 
@@ -57,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "-i",
         "--input",
+        type=utf8_text,
         metavar="PROMPT",
         help="answer this prompt and exit, as the positional does; piped text is put before it "
         "(default: chat)",
@@ -85,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="adapter to apply (default: those of --adapter, with scale 1)",
     )
     add("--schema", metavar="FILE", help="JSON schema that answers satisfy (default: none)")
-    add("--system", metavar="TEXT", help="system message (default: none)")
+    add("--system", type=utf8_text, metavar="TEXT", help="system message (default: none)")
     add("--plain", action="store_true", help="print answers as they are, not as Markdown")
     add("--no-history", action="store_true", help="do not keep what is typed in the chat")
     add("--raw", action="store_true", help="continue the text, without a chat template")
@@ -112,7 +114,8 @@ def run(args: argparse.Namespace) -> int:
     start = time.perf_counter()
     model = load(args)
     if args.explain:
-        print("\n".join(model.explain), file=sys.stderr)
+        sampling = sampling_line(model, conversation)
+        print("\n".join([*model.loaded.explain, sampling]), file=sys.stderr)
     if args.input is None:
         return chat(args, model, conversation, start)
     try:
@@ -223,7 +226,7 @@ def take_inputs(args: argparse.Namespace) -> list[str]:
         raise UsageError(
             f"expected one prompt, got {prompt[:80]!r}, which is not a file, and -i; remove one"
         )
-    args.input = args.input if prompt is None else prompt
+    args.input = args.input if prompt is None else utf8_text(prompt)
     return files
 
 
@@ -279,7 +282,7 @@ def make_conversation(args: argparse.Namespace) -> Conversation:
     """
     import msgspec
 
-    from ostro.core.engine.request import Sampling
+    from ostro.core.engine.request import Sampling, unusual_values
 
     applied = args.apply or [entry.partition("=")[0] for entry in args.adapters]
     values = {name: getattr(args, name) for name in SAMPLING}
@@ -287,6 +290,8 @@ def make_conversation(args: argparse.Namespace) -> Conversation:
         msgspec.convert({k: x for k, x in values.items() if x is not None}, Sampling).checked()
     except RequestError as error:
         raise UsageError(str(error)) from None
+    if warning := unusual_values(values):
+        print(f"ostro: {warning}", file=sys.stderr)
     values["schema"] = None if args.schema is None else read_schema(args.schema)
     return Conversation(
         system=args.system,

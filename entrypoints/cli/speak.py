@@ -15,6 +15,7 @@ from ostro.entrypoints.cli.options import (
     add_reference,
     add_sampling_options,
     parse_settings,
+    utf8_text,
 )
 
 SUFFIXES = (".wav", ".flac", ".mp3", ".opus", ".pcm")
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_options(parser)
     group = parser.add_argument_group("speech")
     add = group.add_argument
-    add("text", metavar="TEXT", help="text to speak; - is standard input")
+    add("text", type=utf8_text, metavar="TEXT", help="text to speak; - is standard input")
     add(
         "-o",
         "--output",

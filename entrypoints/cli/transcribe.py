@@ -8,7 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from ostro.core.errors import UsageError
-from ostro.entrypoints.cli.options import add_model_options, parse_settings, take_model
+from ostro.entrypoints.cli.options import (
+    add_model_options,
+    parse_settings,
+    take_model,
+    utf8_text,
+)
 
 FORMATS = ("text", "json", "verbose_json", "srt", "vtt")
 FORMS = {".json": "verbose_json", ".srt": "srt", ".txt": "text", ".vtt": "vtt"}
@@ -27,7 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--format",
         choices=FORMATS,
-        help="output format (default: by the suffix of --output, or text)",
+        metavar="FORMAT",
+        help=f"output format: {', '.join(FORMATS)} (default: by the suffix of --output, or text)",
     )
     add(
         "--language",
@@ -35,7 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="language of the audio: de, german, ... (default: detect)",
     )
     add("--translate", action="store_true", help="translate to English")
-    add("--prompt", metavar="TEXT", help="text whose style and spelling to follow (default: none)")
+    add(
+        "--prompt",
+        type=utf8_text,
+        metavar="TEXT",
+        help="text whose style and spelling to follow (default: none)",
+    )
     add(
         "--temperature",
         type=float,

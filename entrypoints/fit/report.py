@@ -11,6 +11,7 @@ from typing import Any
 from ostro.core.device import free_bytes
 from ostro.core.engine.memory import largest_context
 from ostro.core.load.describe import ModelOutline, outline
+from ostro.core.load.open import title_of
 from ostro.core.load.sizes import Sizes
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import ProgressCallback, Settings
@@ -93,7 +94,7 @@ def report_of(
     fits = [fit(weights, free, bandwidth, cache, found, settings) for weights in every]
     example = next((each for each in fits if each.room and each.streams), None)
     return FitReport(
-        model=path.name,
+        model=title_of(settings, path),
         architecture=found.architecture.name,
         device=str(found.device),
         dtype=str(found.dtype).removeprefix("torch."),

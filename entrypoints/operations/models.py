@@ -33,15 +33,9 @@ async def list_models(service: Service, caller: Caller = ANYONE) -> list[ModelEn
     """Return the models and adapters that a caller may use."""
     if service.resolves and service.ready:  # requests may have registered adapters
         await service.refresh_adapters()
-    names = [name for name in service.names if caller.may_use(name)]
-    entries, taken = [model_entry(service, name) for name in names], set(service.names)
-    for model in names:
-        for name in service.adapters.of(model):
-            if caller.may_apply(name):
-                id = f"{model}:{name}" if name in taken else name
-                entries.append(adapter_entry(service, model, name, id))
-                taken.add(name)
-    return entries
+    models = [model_entry(service, name) for name in filter(caller.may_use, service.names)]
+    adapters = service.adapter_ids(caller).items()
+    return [*models, *(adapter_entry(service, *adapter, id) for id, adapter in adapters)]
 
 
 def find_model(service: Service, id: str, caller: Caller = ANYONE) -> ModelEntry:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ostro.core.engine.request import DEFAULT, AdapterRef
-from ostro.core.errors import AdapterNotFound, NotFound, Overloaded, Unsupported, nearest
+from ostro.core.errors import AdapterNotFound, NotFound, Overloaded, Unsupported, close_names
 from ostro.core.ipc.client import AsyncEngine
 from ostro.core.pipeline import ModelTarget, ServedModel
 from ostro.entrypoints.operations.adapters import Adapters, adapter_refs
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 EVERY_NAME = "*"
 """An alias that stands for every name that is not one of a model or adapter."""
+
+LISTED_NAMES = 20
+"""The number of names that the error for an unknown one lists."""
 
 
 @dataclass(frozen=True)
@@ -121,16 +124,38 @@ class Service:
             return self.name, name
         raise self.unknown(name, caller)
 
+    def adapter_ids(self, caller: Caller = ANYONE) -> dict[str, tuple[str, str]]:
+        """The ids of the adapters that a caller may use, with their models and names.
+
+        An id is the name, or "model:name" if an earlier model or adapter has the name.
+        """
+        ids: dict[str, tuple[str, str]] = {}
+        for model in filter(caller.may_use, self.names):
+            for name in filter(caller.may_apply, self.adapters.of(model)):
+                taken = name in self.names or name in ids
+                ids[f"{model}:{name}" if taken else name] = model, name
+        return ids
+
+    def names_for(self, caller: Caller = ANYONE) -> list[str]:
+        """The names that a caller's request may contain: models, "default", aliases, adapters."""
+        aliases = [
+            alias
+            for alias, model in self.aliases.items()
+            if alias != EVERY_NAME and caller.may_use(model)
+        ]
+        models = filter(caller.may_use, self.names)
+        return list(dict.fromkeys([*models, DEFAULT, *aliases, *self.adapter_ids(caller)]))
+
     def unknown(self, name: str, caller: Caller = ANYONE) -> NotFound:
-        models = [model for model in self.names if caller.may_use(model)]
-        known = ", ".join(repr(known) for known in models)
-        adapters = [each for model in models for each in self.adapters.of(model)]
-        near = nearest(name[:200], filter(caller.may_apply, adapters))
-        return NotFound(
-            f"model {name!r:.100} not found; available: {known} and {DEFAULT!r}"
-            + near.replace("nearest", "nearest adapters"),
-            param="model",
-        )
+        """The error for an unknown name. It lists the known ones, the similar first if many."""
+        names = self.names_for(caller)
+        more = len(names) - LISTED_NAMES
+        if more > 0:
+            similar = close_names(name[:200], names)
+            names = list(dict.fromkeys([*similar, *names]))[:LISTED_NAMES]
+        known = ", ".join(map(repr, names))
+        rest = f" and {more} more, which GET /v1/models lists" if more > 0 else ""
+        return NotFound(f"model {name!r:.100} not found; available: {known}{rest}", param="model")
 
     async def admit(
         self, target: ModelTarget, task: str = "text", caller: Caller = ANYONE

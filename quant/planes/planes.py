@@ -57,9 +57,10 @@ def unpack_codes(planes: Sequence[Tensor]) -> Tensor:
     codes, low = None, 0
     for plane in planes:
         width = plane.shape[-1] // 4
-        turns = [(plane >> (width * i)) & (2**width - 1) for i in range(8 // width)]
-        part = torch.cat(turns, -1) << low
-        codes, low = part if codes is None else codes | part, low + width
+        part = torch.cat([plane >> shift for shift in range(0, 8, width)], -1)
+        part &= 2**width - 1
+        codes = part if codes is None else codes.bitwise_or_(part << low)
+        low += width
     assert codes is not None, "no planes"
     return codes.flatten(-2)
 

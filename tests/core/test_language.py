@@ -10,7 +10,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("core", "architectures", "quant", "adapters", "plugins", "entrypoints", "docs", "tests")
 OLD = re.compile(
-    r"(?i)\b(told|heard|whoever|house|tenants?|tapes?|shelf|guest|few bits|no number|strips)\b"
+    r"(?i)\b(told|heard|whoever|house|tenants?|tapes?|shelf|guest|few bits|no number|strips|"
+    r"twins?)\b"
 )
 NAMED = ("docs/migration-0.2.md", "tests/core/test_language.py", "CHANGELOG.md")
 """Files that name the old words: what they became, and this list."""

@@ -209,12 +209,12 @@ def pieces(text: str) -> Iterator[Piece]:
 
 def cuts(output: Output) -> Iterator[Output]:
     """The output in single characters, and cut once at every position of a text."""
-    letters = [
+    characters = [
         part
         for piece in output.pieces
-        for part in ([Piece(letter) for letter in piece.text] or [piece])
+        for part in ([Piece(character) for character in piece.text] or [piece])
     ]
-    yield Output(output.prompt_end, tuple(letters))
+    yield Output(output.prompt_end, tuple(characters))
     for i, piece in enumerate(output.pieces):
         before, after = output.pieces[:i], output.pieces[i + 1 :]
         for at in range(1, len(piece.text)):

@@ -68,7 +68,7 @@ def attention(
     out = torch.empty(rows, h, dv, dtype=q.dtype, device=q.device)
     parts = logs = out
     if plan.split:
-        shape = (min(plan.chunk, plan.blocks), plan.lanes, plan.splits, plan.tiles.rows)
+        shape = (min(plan.chunk, plan.blocks), plan.head_blocks, plan.splits, plan.tiles.rows)
         parts = torch.empty(*shape, dv, dtype=torch.float32, device=q.device)
         logs = torch.empty(shape, dtype=torch.float32, device=q.device)
     if keys.dtype == torch.float8_e4m3fn and family in NO_FLOAT8:  # `widen` decodes the bytes
@@ -87,7 +87,7 @@ def attention(
     }
     for first in range(0, plan.blocks, plan.chunk):
         count = min(plan.chunk, plan.blocks - first)
-        attend[count, plan.lanes, plan.splits](
+        attend[count, plan.head_blocks, plan.splits](
             q, keys, values, k_scales, v_scales, out, parts, logs,
             batch.table, batch.starts, batch.lengths, batch.full, sinks, alibi,
             scale * LOG2E.value * (2 / softcap if softcap > 0 else 1),
@@ -112,7 +112,7 @@ def attention(
             num_stages=plan.tiles.stages,
         )  # fmt: skip
         if plan.split:
-            merge[count, plan.lanes, plan.heads * (1 if plan.single else plan.block_q)](
+            merge[count, plan.head_blocks, plan.heads * (1 if plan.single else plan.block_q)](
                 out, parts, logs, batch.starts, sinks, first, sequences, plan.splits, **shared
             )
     return out
@@ -123,17 +123,17 @@ attention_deterministic = partial(attention, deterministic=True)
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """The grid of a call: blocks of query rows, lanes of heads, and splits of the keys.
+    """The grid of a call: blocks of query rows, blocks of heads, and splits of the keys.
 
     A program computes block_q rows of `heads` query heads of one kv head; a `group` of more query
-    heads has several lanes. If `split`, parts are written for `chunk` blocks at a time and merged.
+    heads has several blocks. If `split`, parts are written for `chunk` blocks at a time and merged.
     """
 
     tiles: Tiles
     group: int
     heads: int
     block_q: int
-    lanes: int
+    head_blocks: int
     blocks: int
     single: bool
     splits: int
@@ -161,23 +161,23 @@ def plan_launch(
     wide = deterministic or group * batch.max_queries > 16
     tiles = choose_tiles(family, q.dtype, k_cache.dtype, max(d, dv), wide)
     heads = min(group, tiles.rows)
-    lanes = kv * triton.cdiv(group, heads)
+    head_blocks = kv * triton.cdiv(group, heads)
     # An upper bound from shapes alone: each sequence may end in one partial block.
     blocks = sequences if single else rows // (tiles.rows // heads) + sequences
 
     splits, chunk = 1, blocks
     if deterministic:
         splits = triton.cdiv(batch.max_length, SEGMENT)
-        chunk = max(1, WORKSPACE // (4 * lanes * splits * tiles.rows * dv))
+        chunk = max(1, WORKSPACE // (4 * head_blocks * splits * tiles.rows * dv))
     elif single:
         longest = triton.cdiv(batch.max_length, 2 * tiles.keys)
-        splits = max(1, min(PROGRAMS // (sequences * lanes), longest, SPLITS))
+        splits = max(1, min(PROGRAMS // (sequences * head_blocks), longest, SPLITS))
     return LaunchPlan(
         tiles=tiles,
         group=group,
         heads=heads,
         block_q=tiles.rows // heads,
-        lanes=lanes,
+        head_blocks=head_blocks,
         blocks=blocks,
         single=single,
         splits=splits,
@@ -234,7 +234,7 @@ def attend(
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr,
     FULL: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Program (block, lane, split): compute its rows of `out`, or a part of them if SPLIT.
+    """Program (block of rows, block of heads, split): compute its rows of `out`; if SPLIT a part.
 
     A query has HEAD + TAIL elements, both powers of two, of which D are used; TAIL may be 0.
     Scores are multiplied by log2(e), for exp2. SCALED: elements are multiplied by k_scales and
@@ -364,7 +364,7 @@ def merge(
     DV: tl.constexpr, VALUE: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr,
     BLOCK_M: tl.constexpr, SINGLE: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Program (block, lane, m): merge the parts of one head of one row into `out`."""
+    """Program (block of rows, block of heads, m): merge the parts of a head of a row into `out`."""
     BLOCK_Q: tl.constexpr = BLOCK_M // HEADS
     PER_KV: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     local = tl.program_id(0)

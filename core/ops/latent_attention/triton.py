@@ -53,18 +53,18 @@ def latent_attention(
     tiles = TILES[family][many]
     single, sequences = batch.max_queries == 1, batch.lengths.shape[0]
     heads = min(h, tiles.rows)
-    block_q, lanes = tiles.rows // heads, triton.cdiv(h, heads)
+    block_q, head_blocks = tiles.rows // heads, triton.cdiv(h, heads)
     blocks = sequences if single else rows // block_q + sequences
     longest = triton.cdiv(batch.max_length, 2 * tiles.keys)
-    splits = max(1, min(PROGRAMS // (blocks * lanes), longest, SPLITS))
+    splits = max(1, min(PROGRAMS // (blocks * head_blocks), longest, SPLITS))
     out = torch.empty(rows, h, rank, dtype=q.dtype, device=q.device)
     parts = logs = out
     if splits > 1:
-        shape = (blocks, lanes, splits, tiles.rows)
+        shape = (blocks, head_blocks, splits, tiles.rows)
         parts = torch.empty(*shape, rank, dtype=torch.float32, device=q.device)
         logs = torch.empty(shape, dtype=torch.float32, device=q.device)
     shared = {"GROUP": h, "HEADS": heads, "BLOCK_M": tiles.rows, "SINGLE": single}
-    attend_latents[blocks, lanes, splits](
+    attend_latents[blocks, head_blocks, splits](
         q, k_cache, out, parts, logs, batch.table, batch.starts, batch.lengths,
         scale * LOG2E.value, sequences,
         q.stride(0), q.stride(1), k_cache.stride(0), k_cache.stride(2), batch.table.stride(0),
@@ -80,7 +80,7 @@ def latent_attention(
         num_stages=tiles.stages,
     )  # fmt: skip
     if splits > 1:
-        merge[blocks, lanes, heads * (1 if single else block_q)](
+        merge[blocks, head_blocks, heads * (1 if single else block_q)](
             out, parts, logs, batch.starts, None, 0, sequences, splits,
             DV=rank, VALUE=rank, SINKS=False, **shared,
         )  # fmt: skip
@@ -95,7 +95,7 @@ def attend_latents(
     RANK: tl.constexpr, D: tl.constexpr, TAIL: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of rows, lane of heads, split): compute its rows of `out`, or a part of them.
+    """Program (block of rows, block of heads, split): compute its rows of `out`, or a part of them.
 
     Scores are multiplied by log2(e), for exp2.
     """

@@ -106,7 +106,9 @@ def read_attachment(file: str, kind: str | None = None) -> dict[str, Any]:
             data = stream.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         raise UsageError(f"{file:.200}: {getattr(error, 'strerror', None) or error}") from None
-    return {"type": "text", "text": f"File {path.name}:\n\n{decode(data, file).strip()}"}
+    # In a locale that is not UTF-8, the name has lone surrogates in the place of its bytes.
+    name = path.name.encode(errors="surrogateescape").decode(errors="replace")
+    return {"type": "text", "text": f"File {name}:\n\n{decode(data, file).strip()}"}
 
 
 def decode(data: bytes, name: str) -> str:

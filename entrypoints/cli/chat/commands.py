@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ostro.core.engine.request import unusual_values
 from ostro.core.errors import OstroError, UsageError, nearest
 from ostro.core.media.parts import Medium
 from ostro.entrypoints.cli.chat import conversation as files
@@ -136,6 +137,8 @@ def set_parameter(session: Session, rest: str) -> None:
             key: getattr(checked, key, x) for key, x in sampling.items()
         }
         note(f"{name} = {written(getattr(checked, name))}")
+        if warning := unusual_values({name: getattr(checked, name)}):
+            note(warning)
 
 
 def written(value: Any) -> str:

@@ -11,7 +11,8 @@ from ostro.quant.planes.planes import CELL, Planes, unpack_codes
 
 Multiply = Callable[[Tensor, Planes], Tensor]
 
-ROWS = 1024  # rows dequantized at a time: a few MB, which fit the CPU's cache
+BLOCK = 2**18
+"""Weights dequantized at a time: 1 MB in float32, which fits the cache of a core."""
 
 
 def dequantize(planes: Planes, dtype: torch.dtype) -> Tensor:
@@ -19,7 +20,8 @@ def dequantize(planes: Planes, dtype: torch.dtype) -> Tensor:
     codes = unpack_codes(planes.codes)
     value = codes.float() if planes.table is None else planes.table[codes.int()]
     value = value.unflatten(-1, (-1, planes.group))
-    value = value - per_group(planes.zero)
+    if isinstance(planes.zero, Tensor) or planes.zero:
+        value -= per_group(planes.zero)
     value *= per_group(scaled(planes.scale, planes.d))
     if planes.offset is not None:
         value += per_group(scaled(planes.offset, planes.m))
@@ -52,9 +54,13 @@ def quantize_activations(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def matmul(x: Tensor, planes: Planes) -> Tensor:
     """See the package; dequantizes blocks of rows of the weight and multiplies in x's dtype."""
-    n = planes.shape[0]
-    blocks = [dequantize(planes.select(slice(i, i + ROWS)), x.dtype) for i in range(0, n, ROWS)]
-    return torch.cat([x @ block.t() for block in blocks], -1)
+    n, k = planes.shape
+    rows = max(1, BLOCK // k)
+    y = x.new_empty(x.shape[0], n)
+    for i in range(0, n, rows):
+        block = dequantize(planes.select(slice(i, i + rows)), x.dtype)
+        torch.mm(x, block.t(), out=y[:, i : i + rows])
+    return y
 
 
 def matmul_int8(x: Tensor, planes: Planes) -> Tensor:

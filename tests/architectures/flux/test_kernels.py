@@ -40,7 +40,9 @@ def call(module: Any, name: str, given: dict[str, Tensor]) -> Any:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", ARGUMENTS)
-def test_the_kernel_is_its_twin(name: str, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+def test_the_kernel_matches_the_naive_one(
+    name: str, shape: tuple[int, int, int], dtype: torch.dtype
+) -> None:
     given = inputs(shape, dtype)
     kept = given["x"].clone()
     with poison():

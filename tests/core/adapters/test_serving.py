@@ -83,7 +83,7 @@ def test_more_adapters_than_there_is_room_for_take_turns(llama: Subject, engine_
         for i, text in enumerate(texts, 1)
     ]
     assert together == alone
-    assert not any(lane for lane in adapter_pool.rows), "every lane was let go"
+    assert not any(row for row in adapter_pool.rows), "every row was released"
     roomy.close()
     engine.close()
 

@@ -126,7 +126,7 @@ def check(kernel: Callable[..., Tensor], case: Case, **given: Any) -> None:
 @TYPES
 @pytest.mark.parametrize("given", FEATURES.values(), ids=FEATURES)
 @pytest.mark.parametrize("name", BATCHES)
-def test_the_naive_twin_reads_what_elements_stand_for(
+def test_the_naive_kernel_reads_scaled_elements(
     name: str, given: dict[str, Any], dtype: torch.dtype
 ) -> None:
     q, k, v, batch, scale = make(name, dtype, window=given.get("window", 0))

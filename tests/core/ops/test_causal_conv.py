@@ -101,7 +101,7 @@ def test_kernels_round_once(module: ModuleType, dtype: torch.dtype) -> None:
     assert y.dtype == dtype and torch.equal(state, theirs)
 
 
-def test_native_leaves_long_filters_to_the_naive_twin() -> None:
+def test_native_leaves_long_filters_to_the_naive_kernel() -> None:
     x, weight, bias, state = inputs("mixed", 5, 20, torch.float32)
     theirs = state.clone()
     y = native.causal_conv(x, weight, bias, state, places("mixed"))

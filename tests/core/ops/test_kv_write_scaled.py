@@ -49,7 +49,7 @@ def rows(count: int, heads: int, d: int, dv: int, dtype: torch.dtype) -> tuple[T
 @pytest.mark.parametrize("floats", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(3, 10, 6), (2, 64, 64), (5, 80, 96), (1, 17, 128)])
 @pytest.mark.parametrize("name", SLOTS)
-def test_kernels_write_the_bits_of_the_naive_twin(
+def test_kernels_write_the_bits_of_the_naive_one(
     module: ModuleType,
     name: str,
     shape: tuple[int, int, int],

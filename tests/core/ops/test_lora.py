@@ -236,7 +236,7 @@ def test_rows_have_the_same_bits_in_any_company(
 @pytest.mark.parametrize("experts", [1, 2])
 @pytest.mark.parametrize("mixture", [None, 1])
 @pytest.mark.parametrize("call", [naive.lora, native.lora])
-def test_tapes_repeat_with_other_numbers(call: Call, mixture: int | None, experts: int) -> None:
+def test_graphs_replay_with_other_mixtures(call: Call, mixture: int | None, experts: int) -> None:
     case = Case(8, 600, (40, 8), mixture=mixture, experts=experts)
     given = make(case, torch.bfloat16, CPU)
     held = replace(given, y=given.y.clone())

@@ -101,7 +101,7 @@ def test_adapters_with_equal_files_are_found(ostro: Ostro, tmp_path: Path) -> No
     second = str(shutil.copytree(first, tmp_path / "b"))
     third = write(tmp_path / "c", factors(), lora_alpha=1)
     code, found = checked(ostro, first, second, third)
-    assert code == 0 and [each["twins"] for each in found] == [[second], [first], []]
+    assert code == 0 and [each["duplicates"] for each in found] == [[second], [first], []]
 
 
 def test_one_that_is_refused_leaves_the_others(ostro: Ostro, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from ostro.entrypoints.cli import COMMANDS, build
 from ostro.entrypoints.cli.examples import EXAMPLES
 from ostro.entrypoints.cli.options import parse_settings
-from ostro.entrypoints.cli.parser import ADVANCED, Parser
+from ostro.entrypoints.cli.parser import ADVANCED, Parser, wrap_command
 
 BUILT_IN = [*COMMANDS, "plugin"]
 
@@ -79,6 +79,27 @@ def test_every_command_has_examples_that_parse(name: str) -> None:
         parser, _ = build(words)
         parser.parse_args(words)
         assert line in command(name).format_help()
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_help_fits_narrow_terminals(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Only a line of one word is longer than the terminal, and no word is broken."""
+    helps = {}
+    for columns in ("40", "1000"):
+        monkeypatch.setenv("COLUMNS", columns)
+        all_parsers = [each for each in parsers(command(name)) if isinstance(each, Parser)]
+        helps[columns] = [text for p in all_parsers for text in (p.format_help(), p.help_text(()))]
+    for narrow, wide in zip(helps["40"], helps["1000"], strict=True):
+        assert [x for x in narrow.splitlines() if len(x) > 40 and " " in x.strip()] == []
+        assert narrow.replace("\\\n", " ").split() == wide.split()
+
+
+def test_examples_are_continued_after_words() -> None:
+    line = "ostro bench --url http://127.0.0.1:1234 'a quoted text'"
+    assert wrap_command(line, 40) == (
+        "  ostro bench --url \\\n    http://127.0.0.1:1234 \\\n    'a quoted text'"
+    )
+    assert shlex.split(wrap_command(line, 20).replace("\\\n", "")) == shlex.split(line)
 
 
 def test_help_has_two_tiers(ostro) -> None:

@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from tiny.model import CONFIG, change_config, make_weights
 
+from ostro.core.load.open import report_precedence, title_of
+from ostro.core.records import Settings
+
 WEIGHTS = make_weights()
 
 
@@ -52,6 +55,30 @@ def test_the_default_output_is_a_table(ostro, tiny: str) -> None:
         [f"model.layers.{i}.mlp.down_proj.weight", "32 x 48", "F32", "6,144"] for i in range(2)
     ]
     assert f"{len(WEIGHTS)} tensors ({len(WEIGHTS)} F32)" in ran.out
+
+
+def test_a_model_that_is_not_local_has_the_name_of_its_reference(ostro, tmp_path: Path) -> None:
+    assert ostro("inspect").out.startswith("starter: llama")
+    cached = tmp_path / "snapshots" / "0123abcd"
+    assert title_of(Settings(reference="minilm"), cached) == "minilm"
+    assert title_of(Settings(reference="org/name:a.gguf"), cached) == "org/name:a.gguf"
+    assert title_of(Settings(dummy_weights=str(cached)), cached) == "0123abcd"
+
+
+@pytest.mark.parametrize("name", ["smollm2", "starter"])
+def test_a_folder_that_hides_an_alias_is_reported(
+    ostro, tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog, name: str
+) -> None:
+    report_precedence.cache_clear()
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(tiny, name)
+    for _ in range(2):
+        assert ostro("inspect", name).out.startswith(f"{name}: llama")
+    assert [r.getMessage() for r in caplog.records if f"./{name}, not the model" in r.getMessage()]
+    assert len(caplog.records) == 1
+    caplog.clear()
+    assert ostro("inspect", f"./{name}").code == 0
+    assert not caplog.records
 
 
 def test_names_stay_whole_where_a_program_reads(
@@ -103,4 +130,4 @@ def test_malformed_files_are_errors(ostro, tiny: str, tmp_path: Path, spoil, cod
 
 def test_the_model_is_the_first_word_or_an_option(ostro, tiny: str) -> None:
     assert ostro("inspect", "-m", tiny).out == ostro("inspect", tiny).out != ""
-    assert ostro("inspect").out.startswith("model: llama")
+    assert ostro("inspect").out.startswith("starter: llama")

@@ -11,8 +11,9 @@ import pytest
 
 from ostro import __version__
 from ostro.core import errors
-from ostro.core.errors import OstroError
-from ostro.entrypoints.cli import COMMANDS, inspect, limit_spinning, main, writes_unicode
+from ostro.core.errors import OstroError, UsageError
+from ostro.entrypoints.cli import COMMANDS, build, inspect, limit_spinning, main, writes_unicode
+from ostro.entrypoints.cli.chat.attachments import read_attachment
 
 COMMAND = """
 from ostro.core.hooks import hookimpl
@@ -177,3 +178,48 @@ def test_a_broken_command_of_a_plugin_is_named(ostro, wheel: Path) -> None:
     ran = ostro("greet", "world")
     assert ran.code == 7 and "'greet' failed to load" in ran.err and "AttributeError" in ran.err
     assert ostro("models").code == 0
+
+
+def escaped(text: str) -> str:
+    """UTF-8 text as Python reads it from the command line in the C locale."""
+    return text.encode().decode("ascii", "surrogateescape")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "-i"),
+        ("run", "--system"),
+        ("run", "--stop"),
+        ("run", "--name"),
+        ("draw", "-o", "a.png"),
+        ("speak", "-o", "a.wav"),
+        ("transcribe", "a.wav", "--prompt"),
+        ("embed", "--prompt"),
+    ],
+)
+def test_texts_of_arguments_are_utf8_in_every_locale(words: tuple[str, ...]) -> None:
+    parser, _ = build(words)
+    found = vars(parser.parse_args([*words, escaped("Wie spät?")]))
+    assert "Wie spät?" in found.values() or ["Wie spät?"] in found.values()
+    with pytest.raises(UsageError, match=r"the argument b'sp\\xe4t' is not UTF-8 text"):
+        parser.parse_args([*words, "sp\udce4t"])
+
+
+def test_positional_texts_are_utf8_in_every_locale(ostro, tiny: str) -> None:
+    options = ("run", "-m", tiny, "--temperature", "0", "-n", "4")
+    expected = ostro(*options, "Wie spät ist es?")
+    assert expected.code == 0
+    assert ostro(*options, escaped("Wie spät ist es?")).out == expected.out
+    assert (
+        ostro("embed", "-m", tiny, escaped("schön")).out == ostro("embed", "-m", tiny, "schön").out
+    )
+    refused = ostro(*options, "sp\udce4t ist es")
+    assert refused.code == 2 and "b'sp\\xe4t ist es' is not UTF-8 text" in refused.err
+
+
+@pytest.mark.parametrize(("name", "shown"), [("ö.txt", "ö.txt"), ("\udce4.txt", "\ufffd.txt")])
+def test_names_of_attached_files_are_text(tmp_path: Path, name: str, shown: str) -> None:
+    file = tmp_path / name
+    file.write_text("hello")
+    assert read_attachment(str(file)) == {"type": "text", "text": f"File {shown}:\n\nhello"}

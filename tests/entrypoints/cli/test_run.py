@@ -111,7 +111,10 @@ def test_reasoning_that_the_template_begins_is_marked(ostro, tmp_path: Path) -> 
 def test_what_was_chosen_is_explained(ostro, tiny: str) -> None:
     ran = ostro("run", "-m", tiny, *GREEDY, "-i", "hello", "--explain")
     assert "attention: " in ran.err and "embedding: " in ran.err
-    assert "sampling: temperature 0.8, top_k 40, top_p 0.95, min_p 0.05 (fallback)" in ran.err
+    assert "sampling: temperature 0 (options); answers end at 12 tokens (-n)" in ran.err
+    ran = ostro("run", "-m", tiny, "-n", "2", "--top-k", "5", "-i", "hello", "--explain")
+    line = "temperature 0.8, top_p 0.95, min_p 0.05 (fallback); top_k 5 (options); answers end"
+    assert line in ran.err
 
 
 def test_the_model_s_own_sampling_is_the_default(ostro, tmp_path: Path) -> None:
@@ -120,7 +123,9 @@ def test_the_model_s_own_sampling_is_the_default(ostro, tmp_path: Path) -> None:
     words = ("run", "-m", str(folder), "-n", "12", "-i", "hello")
     first = ostro(*words).out
     assert all(ostro(*words, "--seed", str(seed)).out == first for seed in range(3))
-    assert ostro(*words, "--temperature", "3", "--seed", "1").out != first
+    other = ostro(*words, "--temperature", "3", "--seed", "1")
+    assert other.out != first
+    assert "ostro: temperature 3 is outside the usual range of 0 to 2" in other.err
 
 
 @pytest.mark.parametrize("config", [{}, {"hidden_size": 64}])

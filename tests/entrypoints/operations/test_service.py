@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ostro.core.errors import Unsupported
+from ostro.core.ipc.messages import AdapterInfo
 from ostro.core.pipeline import ModelTarget
 from ostro.entrypoints.operations.service import Service
 
@@ -59,3 +60,11 @@ def test_the_task_of_a_request_that_several_tasks_can_answer(service: Service) -
     assert service.task_of(ModelTarget(model="chat"), tasks) == "embed"
     assert service.task_of(ModelTarget(model="judge"), tasks) == "rerank"
     assert service.task_of(ModelTarget(model="other"), tasks) == "rerank"
+
+
+def test_the_error_for_an_unknown_name_is_bounded(service: Service) -> None:
+    adapters = [AdapterInfo(name=f"a{i}", reference="sql") for i in range(200)]
+    service.adapters.known["other"] = {info.name: info for info in adapters}
+    message = str(service.unknown("a177"))
+    assert "available: 'a177', 'a77', 'a17', 'chat', 'other', " in message
+    assert message.endswith("'a10' and 186 more, which GET /v1/models lists")

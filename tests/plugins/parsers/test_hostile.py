@@ -157,8 +157,8 @@ def test_noise_raises_nothing(parsers: Mapping[str, Parser], name: str) -> None:
     for _ in range(20):
         text = "".join(choose.choice([*words, " ", "x", "{", '"', "\\"]) for _ in range(30))
         found = parse(kind, Output("", (Piece(text),)))
-        letters = parse(kind, next(cuts(Output("", (Piece(text),)))))
-        assert (letters.text, letters.calls) == (found.text, found.calls)
+        characters = parse(kind, next(cuts(Output("", (Piece(text),)))))
+        assert (characters.text, characters.calls) == (found.text, found.calls)
 
 
 def tokens_read(tokenizer: Tokenizer, tokens: list[int], kind: Any) -> Parsed:

@@ -222,7 +222,7 @@ def test_a_stop_string_with_a_control_token_stops_as_in_transformers(
     parts = {256: "\0", 257: "\1"}  # what a stop string of ordinary text does not match
     whole = "".join(parts.get(id) or chr(id) for id in ids)
     wanted = stop.replace(START, "\0").replace(END, "\1")
-    if stop == wanted:  # control tokens between the letters of a text do not matter
+    if stop == wanted:  # control tokens inside a text do not matter
         whole = whole.replace("\0", "").replace("\1", "")
     elif START not in stop:
         whole = whole.replace("\0", "")
@@ -246,9 +246,9 @@ def test_a_stop_string_with_a_control_token_stops_as_in_transformers(
             assert text == expected + stop * (keep and bool(found))
             assert deltas[-1].finish == ("stop" if found else "length")
             assert deltas[-1].stopped_by == (stop if found else None)
-            letters = [id for delta in deltas for id in delta.tokens if id < 256]
+            text_ids = [id for delta in deltas for id in delta.tokens if id < 256]
             if not keep:
-                assert bytes(letters).decode() == text
+                assert bytes(text_ids).decode() == text
 
 
 def test_a_control_token_that_stops_keeps_what_precedes_it(tokenizer: Tokenizer) -> None:

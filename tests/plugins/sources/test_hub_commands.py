@@ -18,6 +18,7 @@ from tiny.model import make_gguf
 
 from ostro.core.plugins.manager import PluginManager
 from ostro.entrypoints.cli import hub_cache, main
+from ostro.entrypoints.cli.list_models import print_rows
 
 if TYPE_CHECKING:
     from tests.plugins.sources.conftest import Hub
@@ -167,6 +168,22 @@ def test_aliases_are_listed_with_licences(capsys: pytest.CaptureFixture[str]) ->
     assert main(["list", "--aliases"]) == 0
     out = capsys.readouterr().out
     assert all(name in out and row.licence in out for name, row in hub_cache.aliases().items())
+
+
+def test_lists_fit_the_terminal_and_are_separated_by_tabs_in_a_pipe(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names, rows = ("alias", "model", "about"), [("tiny", "org/" + "m" * 26, ""), ("b", "c", "d e")]
+    print_rows(names, rows)
+    assert capsys.readouterr().out == f"alias\tmodel\tabout\ntiny\t{rows[0][1]}\t\nb\tc\td e\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "60")
+    print_rows(names, rows)
+    assert f"│ tiny  │ {rows[0][1]} │" in capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", "40")
+    print_rows(names, rows)
+    assert capsys.readouterr().out == f"tiny\n  model: {rows[0][1]}\nb\n  model: c\n  about: d e\n"
 
 
 @pytest.mark.parametrize(

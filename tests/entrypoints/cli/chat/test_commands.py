@@ -129,6 +129,26 @@ def test_set_changes_the_next_answer(open_session: Open, capsys) -> None:
     assert "  min_p = 0.05 (fallback)\n" in shown
 
 
+@pytest.mark.parametrize(
+    ("line", "warning"),
+    [
+        ("/set temperature 9", "temperature 9 is outside the usual range of 0 to 2\n"),
+        ("/set repetition_penalty 0.1", "repetition_penalty 0.1 is outside the usual"),
+        ("/set presence_penalty -5", "presence_penalty -5 is outside the usual range of -2 to 2"),
+        ("/set frequency_penalty 3", "frequency_penalty 3 is outside the usual"),
+    ],
+)
+def test_an_unusual_value_is_set_with_a_warning(
+    open_session: Open, capsys, line: str, warning: str
+) -> None:
+    session = open_session()
+    session.handle(line)
+    assert warning in capsys.readouterr().err and len(session.conversation.sampling) == 1
+    session.handle("/set top_k 5")
+    session.handle("/set temperature 2")
+    assert "usual" not in capsys.readouterr().err
+
+
 def test_a_system_message_is_set_shown_and_removed(open_session: Open, capsys) -> None:
     session = open_session()
     for line in ("/system be brief", "one", "/show system", "/system", "two"):

@@ -98,9 +98,38 @@ def test_unknown_names_are_rejected(server: Any) -> None:
     refused(server.complete(adapter="sql"), 404, "adapter_not_found")
     refused(server.complete(model="echo:sql"), 404, "adapter_not_found")
     message = refused(server.complete(model="styl"), 404, "model_not_found", "model")
-    assert "'echo'" in message and "nearest adapters: style" in message
+    assert message.endswith("available: 'echo', 'default', 'style'")
     refused(server.complete(adapter="x", stream=True), 404, "adapter_not_found")
     assert server.complete(model="style").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": "hi"}),
+        (COMPLETE, {"prompt": "hi"}),
+        ("/v1/responses", {"input": "hi"}),
+        ("/v1/embeddings", {"input": "hi"}),
+        ("/v1/rerank", {"query": "hi", "documents": ["a"]}),
+        ("/v1/score", {"text_1": "hi", "text_2": "a"}),
+        ("/tokenize", {"prompt": "hi"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "hi"}]}),
+        ("/api/chat", {"messages": [{"role": "user", "content": "hi"}]}),
+        ("/api/generate", {"prompt": "hi"}),
+        ("/api/embed", {"input": "hi"}),
+        ("/api/show", {}),
+        ("/v1/images/generations", {"prompt": "hi"}),
+        ("/v1/audio/speech", {"input": "hi", "voice": "a"}),
+    ],
+)
+def test_the_error_for_an_unknown_name_lists_all(server: Any, path: str, body: Any) -> None:
+    load(server, "french", "sql"), load(server, "style")
+    answer = server.post(path, model="gpt-4", **body)
+    assert answer.status_code == 404, answer.text
+    assert "available: 'echo', 'default', 'french', 'style'" in answer.text
+    listed = [card["id"] for card in server.http.get("/v1/models").json()["data"]]
+    assert listed == ["echo", "french", "style"]
 
 
 def test_sixteen_adapters(server: Any) -> None:

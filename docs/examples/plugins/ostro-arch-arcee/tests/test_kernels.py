@@ -11,7 +11,7 @@ SHAPES = [(1, 1), (3, 7), (5, 1024), (2, 1025), (4, 2, 33), (0, 8)]
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_squared_relu_is_its_twin(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_squared_relu_matches_the_naive_kernel(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     wide = torch.randn(*shape[:-1], shape[-1] + 3, device=DEVICE).to(dtype)
     x = wide[..., 3:]
