@@ -61,7 +61,7 @@ def ostro_architectures() -> Iterable[Architecture]:
         gguf_metadata=f"{__name__}.projector:gguf_metadata",
         tiny=shape(TEXT, TOWER, [2, 3, 3]),
         wide=shape(WIDE_TEXT, {**TOWER, **ALIGNED, "window_size": 64}, [8, 12, 12]),
-        reference="transformers:Qwen2_5_VLForConditionalGeneration",
+        reference=f"{__name__}.reference:timed",
         mutants=f"{__name__}.mutants:mutants",
         examples=f"{__name__}.examples:examples",
         trunk=True,

@@ -130,7 +130,7 @@ class Inputs(ostro.Inputs):
 
     def positions(self, tokens: Sequence[int], items: Sequence[Item]) -> Array | None:
         """Three positions per token. Text advances all axes; the rows of a grid have its time, row
-        and column, and the following text starts after its longest axis.
+        and column, and the following text starts after the largest of the three.
 
         Raises RequestError for a video that exceeds the model's positions.
         """
@@ -143,7 +143,7 @@ class Inputs(ostro.Inputs):
             position += start - done
             done = start + cells.shape[1]
             out[:, start:done] = position + cells
-            position += int(cells[1:].max()) + 1
+            position += int(cells.max()) + 1
         out[:, done:] = position + np.arange(len(tokens) - done)
         text = self.raw.get("text_config") or self.raw
         if out.max() >= (most := text.get("max_position_embeddings", out.max() + 1)):

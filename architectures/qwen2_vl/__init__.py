@@ -32,7 +32,7 @@ def ostro_architectures() -> Iterable[Architecture]:
         gguf_metadata=f"{__name__}.projector:gguf_metadata",
         tiny=shape(TEXT, TOWER, [2, 3, 3]),
         wide=shape(WIDE_TEXT, WIDE_TOWER, [8, 12, 12]),
-        reference="transformers:Qwen2VLForConditionalGeneration",
+        reference="ostro.architectures.qwen2_5_vl.reference:timed2",
         mutants=f"{__name__}.mutants:mutants",
         examples=f"{__name__}.examples:examples",
     )

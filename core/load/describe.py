@@ -15,7 +15,7 @@ from torch.nn import Module
 from ostro.core.config import ModelConfig, TextConfig
 from ostro.core.device import choose_device
 from ostro.core.errors import ConfigError, UsageError
-from ostro.core.load import transformers_backend
+from ostro.core.load import bare, transformers_backend
 from ostro.core.load.components import join
 from ostro.core.load.container import Container
 from ostro.core.load.heads import untie_own_heads
@@ -102,7 +102,13 @@ def outline(path: Path, settings: Settings, plugins: PluginManager) -> ModelOutl
     dtype = choose_dtype(settings.dtype, raw, container, device)
     config, model_class, names = parts(architecture, raw, dtype, settings, plugins)
     check_sizes(config, container)
-    model = model_class(config)
+    record = plugins.get("architectures", architecture.name)
+    headless = space == "hub" and bare.is_headless(record, container, raw)
+    model = bare.build(config, model_class) if headless else model_class(config)
+    if headless and "text" not in architecture.tasks:
+        raw = bare.bare_class(raw)
+    if headless and bare.is_bare(container):
+        container, names = bare.add_prefix(model, container, names)
     own_heads = untie_own_heads(model, container, names, space)
     plan = read_plan(settings, architecture.sensitive, names, list(slots(model)), plugins)
     return ModelOutline(

@@ -16,7 +16,7 @@ from ostro.core.errors import (
     UnsupportedArchitecture,
     UsageError,
 )
-from ostro.core.load import transformers_backend
+from ostro.core.load import bare, transformers_backend
 from ostro.core.load.container import Container
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.protocols import CheckpointOpener, ConfigReader
@@ -101,12 +101,14 @@ def architecture_of(
         if settings.arch == transformers_backend.BODY:
             return transformers_backend.require(files, raw, plugins)
         try:
-            return plugins.architecture_for(classes, files=files, config=raw, name=settings.arch)
+            named = [*classes, *bare.full_classes(classes, raw)]
+            known = plugins.architecture_for(named, files=files, config=raw, name=settings.arch)
         except UnsupportedArchitecture:
             unclaimed = None if settings.arch else transformers_backend.find(files, raw, plugins)
             if unclaimed is None:
                 raise
             return unclaimed
+        return bare.without_text(known, container, raw, settings)
     gguf = gguf_name(container)
     if gguf is None:
         raise ConfigError(f"{container.path.name}: found neither config.json nor a GGUF header")

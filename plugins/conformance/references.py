@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
 from safetensors.torch import save_file
 
 from ostro.core.errors import PluginError
@@ -25,13 +27,21 @@ from ostro.core.records import Architecture, resolve
 from ostro.plugins.conformance import golden
 from ostro.plugins.conformance.weights import construct, reinitialise
 
+TESTED = "5.23.0"
+"""The version of transformers that builds every reference of the built-in architectures."""
+
+
+class NoReference(PluginError):
+    """The installed transformers is older than `TESTED` and cannot build a reference."""
+
 
 def build(
     record: Architecture, shape: Mapping[str, Any], std: float, plugins: PluginManager
 ) -> Any:
     """The reference of a record, built from the config `shape`, with weights drawn from N(0, std).
 
-    Raises PluginError if the record has no reference, or golden logits and examples.
+    Raises PluginError if the record has no reference, or golden logits and examples; NoReference if
+    the installed transformers lacks its class, or fields of its config.
     """
     if record.reference is None or not shape:
         lacking = "reference" if record.reference is None else "tiny config"
@@ -46,7 +56,16 @@ def build(
                 "declare a reference that takes media"
             )
         return golden.read(record.reference, std)
-    model = construct(record, resolve(record.reference), shape, plugins)
+    try:
+        model = construct(record, resolve(record.reference), shape, plugins)
+    except Exception as error:  # a class may raise any exception for fields that it does not know
+        installed = version("transformers")
+        if Version(installed) >= Version(TESTED):
+            raise
+        why = f"{type(error).__name__}: {error}"
+        raise NoReference(
+            f"transformers {installed} cannot build {record.reference} ({why}); {TESTED} can"
+        ) from error
     reinitialise(model, std)
     return model
 

@@ -217,6 +217,18 @@ def test_images_that_are_too_slim_are_refused(tmp_path: Path) -> None:
         maker.video(np.empty((0, 8, 8, 3), np.uint8), 1.0)
 
 
+def test_text_follows_the_last_of_a_videos_times(tmp_path: Path) -> None:
+    """Qwen's code and transformers up to 5.0 go on behind the largest of all three axes."""
+    write(tmp_path, preprocessor_config=HUB, config={})
+    maker = Inputs25({"vision_config": {"tokens_per_second": 2}}, tmp_path)
+    clip = maker.video(RNG.integers(0, 256, (16, 56, 56, 3), np.uint8), 2.0)
+    prompt = maker.expand_placeholders([5, VIDEO, 6], [clip])
+    assert prompt.positions is not None
+    found = prompt.positions.numpy()
+    assert found[0, 1:-1].max() == 1 + 7 * 2  # 8 patches in time, a second apart
+    assert found[:, -1].tolist() == [16, 16, 16]
+
+
 def test_videos_that_last_longer_than_the_model_has_positions_are_refused(tmp_path: Path) -> None:
     write(tmp_path, preprocessor_config=HUB)
     maker = Inputs25({"text_config": {"max_position_embeddings": 4096}}, tmp_path)

@@ -37,7 +37,7 @@ BUDGETS: Mapping[str, int] = {
     "adapters": 1600,
     "engine": 4200,
     "ipc": 800,
-    "load": 1900,
+    "load": 2000,
     "native": 400,
     "nn": 900,
     "placement": 700,

@@ -17,18 +17,23 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import venv
 from dataclasses import dataclass
 from pathlib import Path
 
 TORCH = "torch==2.13.0"
 
+VERSIONS = ("4.46.3", "4.51.3", "4.57.6", "5.0.0", "5.24.0")
+"""The versions of transformers for `transformers_versions.py`."""
+
 
 @dataclass(frozen=True)
 class Peer:
     """An engine: the packages to install, those to uninstall again, and an import as a check.
 
-    `npm` are packages for Node.js; without npm they are left out.
+    `npm` are packages for Node.js; without npm they are left out. A `shared` environment also has
+    the packages of this interpreter's, torch among them, where it has none of its own.
     """
 
     name: str
@@ -37,6 +42,7 @@ class Peer:
     remove: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     npm: tuple[str, ...] = ()
+    shared: bool = False
 
 
 PEERS = (
@@ -64,6 +70,15 @@ PEERS = (
         name="transformers",
         install=(TORCH, "transformers==5.23.0"),
         check="from transformers import Qwen3ForCausalLM",
+    ),
+    *(
+        Peer(
+            name=f"transformers-{version}",
+            install=(f"transformers=={version}", "pillow"),
+            check="import PIL, torch, transformers",
+            shared=True,
+        )
+        for version in VERSIONS
     ),
     # The registry's torchvision wheel does not fit a CPU build of torch and breaks transformers.
     Peer(
@@ -149,6 +164,9 @@ def make(root: Path, peer: Peer) -> None:
     subprocess.run([*pip, "install", "-q", *peer.install], check=True, env=environment)
     if peer.npm and shutil.which("npm"):
         subprocess.run(["npm", "install", "--prefix", root / peer.name, *peer.npm], check=True)
+    if peer.shared:
+        (packages,) = (root / peer.name).glob("lib/python*/site-packages")
+        (packages / "shared.pth").write_text(sysconfig.get_path("purelib"))
     if peer.remove:
         subprocess.run([*pip, "uninstall", "-q", "-y", *peer.remove], check=True)
 

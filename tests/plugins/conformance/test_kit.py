@@ -172,6 +172,33 @@ def test_a_record_without_a_reference_says_so(tmp_path: Path) -> None:
             pass
 
 
+@pytest.mark.parametrize("installed", ["5.0.0", "5.22.2", references.TESTED, "6.0.0"])
+def test_an_older_transformers_may_lack_a_reference(
+    installed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its checks are skipped with the version, the class and the reason."""
+    lost = {'reference="macaw.reference:Plain"': 'reference="transformers:LostForCausalLM"'}
+    plugins = loaded(renamed("macaw", tmp_path, **lost))
+    monkeypatch.setattr(references, "version", lambda package: installed)
+
+    class TestMacaw(ArchitectureTests):
+        name = "macaw"
+
+    fixture = TestMacaw.tiny.__wrapped__.__func__
+    made = fixture(TestMacaw, plugins, SimpleNamespace(param="macaw"))
+    if installed in (references.TESTED, "6.0.0"):
+        with pytest.raises(AttributeError, match="LostForCausalLM"):
+            next(made)
+        return
+    said = rf"transformers {installed} cannot build transformers:LostForCausalLM \(AttributeError"
+    with pytest.raises(pytest.skip.Exception, match=said):
+        next(made)
+
+
+def test_references_are_built_by_the_pinned_transformers() -> None:
+    assert f"transformers=={references.TESTED}\n" in (ROOT / "constraints.txt").read_text()
+
+
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The kit as its users call it, outside of this repository."""
     (folder / "pytest.ini").write_text("[pytest]\n")
