@@ -72,6 +72,18 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, types) or any(text in str(error) for text in OUT_OF_MEMORY)
 
 
+def not_finite(outputs: str, dtype: torch.dtype, cause: str = "") -> StepFailed:
+    """The error of a request whose `outputs`, computed in `dtype`, contain NaN or Inf.
+
+    `cause` is one that the request itself may have.
+    """
+    advice = f"{cause}the weights are damaged: download the model's files again"
+    if dtype == torch.float16:
+        advice = "load the model with --dtype bfloat16 or float32"
+    name = str(dtype).removeprefix("torch.")
+    return StepFailed(f"{outputs} not finite in {name}; {advice}")
+
+
 def described(error: OstroError | None) -> dict[str, Any]:
     """The fields of an output for the error that ends its request; none without an error."""
     if error is None:
