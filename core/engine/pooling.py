@@ -138,8 +138,8 @@ class PoolingEngine:
             if is_finite:
                 self.live[id].rows[i] = row
             else:
-                error = not_finite(f"the output of input[{i}] is", self.runner.dtype)
-                outputs += self.fail([id], error)
+                cause = not_finite(f"the output of input[{i}] is", self.runner.dtype)
+                outputs += self.fail([id], cause)
         ids = [id for id in dict.fromkeys(id for id, _ in batch) if id in self.live]
         return outputs + [self.finish(id) for id in ids if self.live[id].is_complete]
 

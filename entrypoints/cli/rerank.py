@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 from ostro.core.errors import UsageError
 from ostro.entrypoints.cli.embed import read_texts
-from ostro.entrypoints.cli.options import add_model_options, parse_settings, take_model
+from ostro.entrypoints.cli.options import (
+    add_model_options,
+    check_ranges,
+    parse_settings,
+    take_model,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
     if not words:
         raise UsageError(f"no query; with the model {args.model}, add QUERY")
     query, documents = words[0], read_texts(words[1:], args.file)
+    check_ranges(args, {"top": (1, inf)})
     with open_model(replace(parse_settings(args), task="rerank"), args.plugin) as model:
         ranked = model.rerank(query, documents)
     for item in ranked[: args.top]:

@@ -283,8 +283,11 @@ def make_conversation(args: argparse.Namespace) -> Conversation:
 
     applied = args.apply or [entry.partition("=")[0] for entry in args.adapters]
     values = {name: getattr(args, name) for name in SAMPLING}
+    checked = {**values, "n": args.choices, "logprobs": args.logprobs}
+    if args.max_tokens == 0:
+        raise UsageError("-n 0 generates nothing; use at least 1")
     try:
-        msgspec.convert({k: x for k, x in values.items() if x is not None}, Sampling).checked()
+        msgspec.convert({k: x for k, x in checked.items() if x is not None}, Sampling).checked()
     except RequestError as error:
         raise UsageError(str(error)) from None
     values["schema"] = None if args.schema is None else read_schema(args.schema)

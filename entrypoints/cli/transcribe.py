@@ -8,7 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from ostro.core.errors import UsageError
-from ostro.entrypoints.cli.options import add_model_options, parse_settings, take_model
+from ostro.entrypoints.cli.options import (
+    add_model_options,
+    check_ranges,
+    parse_settings,
+    take_model,
+)
 
 FORMATS = ("text", "json", "verbose_json", "srt", "vtt")
 FORMS = {".json": "verbose_json", ".srt": "srt", ".txt": "text", ".vtt": "vtt"}
@@ -59,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--output supports one FILE; remove it, or give one FILE")
     if missing := [str(file) for file in files if not file.is_file()]:
         raise UsageError(f"no such file: {', '.join(missing)}")
+    check_ranges(args, {"temperature": (0, 2)})
     form = args.format or FORMS.get(args.output.suffix if args.output else "", "text")
     options = {
         "language": args.language,

@@ -53,15 +53,19 @@ class File:
         self.file, self.tree, self.package = file, tree, package
         self.classes = {node.name: node for node in self.all(ast.ClassDef)}
 
-    def all(self, *kinds: type[N]) -> Iterator[N]:
-        """All nodes of these kinds."""
-        return (node for node in ast.walk(self.tree) if isinstance(node, kinds))
+    def all(self, kind: type[N]) -> Iterator[N]:
+        """All nodes of a kind."""
+        return (node for node in ast.walk(self.tree) if isinstance(node, kind))
 
     @cached_property
     def names(self) -> dict[str, str]:
         """What each imported name stands for; without names that the file also assigns."""
         found: dict[str, str] = {}
-        for node in self.all(ast.Import, ast.ImportFrom):
+        nodes: list[ast.Import | ast.ImportFrom] = [
+            *self.all(ast.Import),
+            *self.all(ast.ImportFrom),
+        ]
+        for node in nodes:
             for alias, imported in zip(node.names, imports([node], self.package), strict=True):
                 top = (
                     imported.full if alias.asname or imported.name else imported.full.split(".")[0]
@@ -109,7 +113,11 @@ def renamed(file: str, tree: ast.Module, package: tuple[str, ...]) -> Iterator[F
                 yield error(source.at(node), *why)
     for definition in source.all(ast.ClassDef):
         yield from old_members(source, definition)
-    for function in source.all(ast.FunctionDef, ast.AsyncFunctionDef):
+    functions: list[Function] = [
+        *source.all(ast.FunctionDef),
+        *source.all(ast.AsyncFunctionDef),
+    ]
+    for function in functions:
         yield from old_uses(source, function)
     for call in source.all(ast.Call):
         name = source.public(call.func)

@@ -285,7 +285,9 @@ class _TrunkFinder:
         package, _, trunk = name.rpartition(".")
         if package != "ostro.trunks" or not hasattr(sys.modules[package], trunk):
             return None
-        return ModuleSpec(name, _TrunkLoader(getattr(sys.modules[package], trunk)))
+        # No `importlib.abc.Loader`, whose import takes as long as that of ostro.
+        loader: Any = _TrunkLoader(getattr(sys.modules[package], trunk))
+        return ModuleSpec(name, loader)
 
 
 class _TrunkLoader:

@@ -12,6 +12,7 @@ import json
 import sys
 import warnings
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -49,7 +50,10 @@ def classes_of(kind: str) -> list[str]:
     named = [table.get(kind) for table in (MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING_NAMES)]
     known = [n for names in named for n in ([names] if isinstance(names, str) else names or ())]
     config = CONFIG_MAPPING[kind]
-    module = importlib.import_module(config.__module__.replace("configuration_", "modeling_"))
+    path = config.__module__.replace("configuration_", "modeling_")
+    if find_spec(path) is None:  # a config that a plugin of ostro has registered
+        return known
+    module = importlib.import_module(path)
     own = [
         name
         for name, each in vars(module).items()
