@@ -11,7 +11,6 @@ import secrets
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from math import isnan
 from typing import Any, TypeVar
 
 import torch
@@ -35,7 +34,7 @@ from ostro.core.engine.sampler import SamplerOutput, has_dry
 from ostro.core.engine.scheduler import Chunk, Scheduler, StepPlan
 from ostro.core.engine.sequence import Sequence
 from ostro.core.errors import ContextLengthExceeded, OstroError, Overloaded, RequestError
-from ostro.core.failure import PLAIN, Failures, described, is_out_of_memory, not_finite
+from ostro.core.failure import PLAIN, Failures, check_nan, described, is_out_of_memory, not_finite
 from ostro.core.media import Item, Prompt
 
 T = TypeVar("T")
@@ -416,7 +415,7 @@ class Engine:
             if sequence.finish is not None or not accept(chunk):
                 continue
             if token < 0:
-                outputs += self.fail([sequence], self.not_finite())
+                outputs += self.fail([sequence], not_finite(self.runner.dtype))
                 continue
             accepted[sequence] += chunk.draft is not None
             outputs.append(self.append_token(sequence, token, logprobs[i]))
@@ -424,11 +423,6 @@ class Engine:
             for sequence in [sequence for sequence in accepted if sequence.drafts]:
                 drafted, sequence.drafts = len(sequence.drafts), []
                 self.scheduler.speculation.update(sequence, drafted, accepted[sequence])
-
-    def not_finite(self) -> OstroError:
-        """The error of a request with a row of logits that are not finite."""
-        cause = "a logits processor bans every token, or "
-        return not_finite("the logits of this request are", self.runner.dtype, cause)
 
     def append_token(
         self, sequence: Sequence, token: int, logprob: TokenLogprobs | None
@@ -476,8 +470,7 @@ class Engine:
         sequence, (logprobs, *top) = chunk.sequence, copy.wait()
         if sequence.prompt_logprobs is None or sequence.finish is not None:
             return
-        if any(map(isnan, logprobs)):
-            raise self.not_finite()
+        check_nan(logprobs, self.runner.dtype)
         # A preempted sequence computes its prompt again: start anew.
         if chunk.start == 0:
             sequence.prompt_logprobs = [None]

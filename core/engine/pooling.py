@@ -138,7 +138,7 @@ class PoolingEngine:
             if is_finite:
                 self.live[id].rows[i] = row
             else:
-                cause = not_finite(f"the output of input[{i}] is", self.runner.dtype)
+                cause = not_finite(self.runner.dtype, f"the output of input[{i}] is")
                 outputs += self.fail([id], cause)
         ids = [id for id in dict.fromkeys(id for id, _ in batch) if id in self.live]
         return outputs + [self.finish(id) for id in ids if self.live[id].is_complete]
