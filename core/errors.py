@@ -103,7 +103,7 @@ class AdapterForbidden(AdapterError):
 class AdapterNotFound(AdapterError):
     """No adapter has that name or generation, or the path contains none."""
 
-    status, code = 404, "adapter_not_found"
+    status, code, exit_code = 404, "adapter_not_found", ModelNotFound.exit_code
 
 
 class AdapterConflict(AdapterError):

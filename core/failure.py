@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import isnan
 from typing import Any
 
 import torch
@@ -70,6 +71,25 @@ def is_out_of_memory(error: Exception) -> bool:
     """Whether an exception means that memory ran out."""
     types = (MemoryError, torch.OutOfMemoryError)
     return isinstance(error, types) or any(text in str(error) for text in OUT_OF_MEMORY)
+
+
+LOGITS = "the logits of this request are"
+
+
+def not_finite(dtype: torch.dtype, outputs: str = LOGITS) -> StepFailed:
+    """The error of a request whose `outputs`, computed in `dtype`, contain NaN or Inf."""
+    cause = "a logits processor bans every token, or " if outputs == LOGITS else ""
+    advice = f"{cause}the weights are damaged: download the model's files again"
+    if dtype == torch.float16:
+        advice = "load the model with --dtype bfloat16 or float32"
+    name = str(dtype).removeprefix("torch.")
+    return StepFailed(f"{outputs} not finite in {name}; {advice}")
+
+
+def check_nan(logprobs: Iterable[float], dtype: torch.dtype) -> None:
+    """Raise StepFailed for NaN, which all logprobs of a row of logits with NaN or Inf are."""
+    if any(map(isnan, logprobs)):
+        raise not_finite(dtype)
 
 
 def described(error: OstroError | None) -> dict[str, Any]:

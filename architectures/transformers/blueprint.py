@@ -14,7 +14,7 @@ from transformers.pytorch_utils import Conv1D
 
 from ostro import nn
 from ostro.architectures.transformers import mixtures
-from ostro.architectures.transformers.config import Config, no_body
+from ostro.architectures.transformers.config import Config, fault, no_body
 from ostro.architectures.transformers.modules import Call, Embedding, Head, Linear, ScaledEmbedding
 from ostro.architectures.transformers.trial import BODY
 
@@ -30,7 +30,7 @@ def draw(config: Config) -> Any:
         try:
             top: Any = config.body(config.hf)
         except Exception as error:  # a class may raise any exception for a config
-            why, needs = f"it cannot be built from this config ({error!r:.200})", ""
+            why, needs = f"it cannot be built from this config: {fault(error)}", ""
             if isinstance(error, KeyError) and error.args == (BODY,):
                 why = "its attention does not use transformers' attention interface"
                 needs = "its attention"
@@ -49,7 +49,11 @@ def draw(config: Config) -> Any:
 def decoder_of(top: Any) -> Any:
     """The decoder below the head. Some classes use the name `decoder` for a linear of the head."""
     found = top.get_decoder()
-    return found if isinstance(found, PreTrainedModel) else top.base_model
+    if not isinstance(found, PreTrainedModel):
+        found = top.base_model
+    # Classes whose `base_model_prefix` names no child (Llama 4, Mllama) return themselves.
+    below = getattr(top, "model", None)
+    return below if found is top and isinstance(below, PreTrainedModel) else found
 
 
 def takes_positions(module: nn.Module) -> bool:
@@ -105,7 +109,9 @@ def embed(table: torch.nn.Embedding, name: str) -> Embedding:
     scale: Any = table.embed_scale
     # Gemma's line stores the factor as a tensor, and rounds it to the dtype of the weight.
     rounded = isinstance(scale, Tensor)
-    factor: Any = table.scalar_embed_scale if rounded else scale
+    factor: Any = getattr(table, "scalar_embed_scale", None) if rounded else scale
+    if factor is None:
+        raise no_body(name, f"its {type(table).__name__} has its scale as a tensor only")
     return ScaledEmbedding(*table.weight.shape, scale=float(factor), rounded=rounded)
 
 
@@ -120,17 +126,31 @@ def tabulate(top: Any) -> None:
     The class's own initialisation computes them, as transformers does after loading weights.
     Raises Unsupported for buffers that it does not set.
     """
+    models = {path: each for path, each in top.named_modules() if isinstance(each, PreTrainedModel)}
     for path, module in top.named_modules():
         loose = [name for name, value in vars(module).items() if is_meta(value)]
         names = [name for name, _ in buffers(module, stored=False)]
         for name in names:
             module._buffers[name] = blank(module._buffers[name])
         if names:
-            with torch.no_grad():
-                top._init_weights(module)
+            # As transformers: the method of the nearest model, which may read its own attributes.
+            owner = path
+            while owner not in models:
+                owner = owner.rpartition(".")[0]
+            initialise(models[owner], module, type(top).__name__)
         loose += [name for name in names if is_blank(module._buffers[name])]
         if loose:
             raise no_body(type(top).__name__, f"the buffer {path}.{loose[0]} has no initialisation")
+
+
+def initialise(model: Any, module: nn.Module, name: str) -> None:
+    """Set the buffers of a module by the initialisation of its model."""
+    try:
+        with torch.no_grad():
+            model._init_weights(module)
+    except Exception as error:  # a class may raise any exception
+        why = f"the initialisation of its {type(module).__name__} fails: {fault(error)}"
+        raise no_body(name, why) from error
 
 
 def materialise(top: Any, dtype: torch.dtype) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 import transformers
@@ -94,7 +96,7 @@ def config_of(cls: Any, raw: Mapping[str, Any]) -> Any:
     try:
         made = cls(**kept)
     except Exception as error:  # config classes raise any exception for an invalid file
-        raise ConfigError(f"config.json: {cls.__name__} rejects it: {error}") from error
+        raise ConfigError(f"config.json: {cls.__name__} rejects it: {fault(error)}") from error
     return made
 
 
@@ -136,6 +138,19 @@ def rope_types(rule: object) -> Iterator[str]:
         yield str(rule.get("rope_type", "default"))
         for inner in rule.values():
             yield from rope_types(inner)
+
+
+def fault(error: Exception) -> str:
+    """What an exception of transformers or torch says, in one line, without its Python type.
+
+    The text of an error in the code of a class does not show its place, which is added.
+    """
+    text = f"{' '.join(str(error).split()):.300}"
+    if not isinstance(error, AttributeError | LookupError | TypeError | NameError):
+        return text
+    text = f"there is no {text}" if isinstance(error, KeyError) else text
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{text} (in {place.name}, {Path(place.filename).name}:{place.lineno})"
 
 
 def no_body(name: str, why: str, needs: str = "") -> Unsupported:

@@ -6,6 +6,7 @@ shapes of queries, keys and values, and the mask interface receives the mask fun
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from ostro import CacheSpec, nn
 from ostro.architectures.transformers import mixtures
-from ostro.architectures.transformers.config import no_body
+from ostro.architectures.transformers.config import fault, no_body
 from ostro.architectures.transformers.modules import Call, attend
 from ostro.errors import Unsupported
 
@@ -31,6 +32,11 @@ NEUTRAL = {"dropout", "position_ids", "use_cache", "return_dict"}
 
 Keywords with the prefix "output_" have no effect either.
 """
+
+UNSHARED = re.compile(r"'(\w*(?:Linear|Embedding|Head))' object has no attribute '(\w+)'")
+"""torch's error for an attribute that ostro's modules do not have."""
+UNKNOWN_VALUES = ("meta tensor", "register_meta")
+"""Parts of torch's errors for a tensor without values."""
 
 AttentionInterface.register(BODY, attend)
 
@@ -138,7 +144,8 @@ def run(top: Any, base: nn.Module) -> tuple[list[tuple[nn.Module, CacheSpec]], T
     except Unsupported:
         raise
     except Exception as error:  # a class may raise any exception
-        raise no_body(trial.name, f"a dry run of it fails ({error!r:.200})") from error
+        why, needs = missing(error)
+        raise no_body(trial.name, f"a dry run of it fails: {why}", needs) from error
     finally:
         hook.remove()
         config._attn_implementation = BODY
@@ -162,5 +169,16 @@ def run_head(top: Any, call: Call, hidden: Tensor) -> None:
         try:
             top(use_cache=False)
         except Exception as error:  # a class may raise any exception
-            why = f"its head uses more than hidden states ({error!r:.200})"
-            raise no_body(type(top).__name__, why) from error
+            why = f"its head uses more than hidden states: {missing(error)[0]}"
+            raise no_body(type(top).__name__, why, needs="its head") from error
+
+
+def missing(error: Exception) -> tuple[str, str]:
+    """Why a call on the meta device failed, and what a plugin for the class must have."""
+    text = fault(error)
+    if reads := UNSHARED.search(text):
+        module, attribute = reads.groups()
+        return f"it reads the {attribute} of its {module} module by itself", "its layers"
+    if any(each in text for each in UNKNOWN_VALUES):
+        return f"its computation depends on the values of tensors ({text})", "its forward pass"
+    return text, "its forward pass"

@@ -34,7 +34,7 @@ from ostro.core.engine.sampler import SamplerOutput, has_dry
 from ostro.core.engine.scheduler import Chunk, Scheduler, StepPlan
 from ostro.core.engine.sequence import Sequence
 from ostro.core.errors import ContextLengthExceeded, OstroError, Overloaded, RequestError
-from ostro.core.failure import PLAIN, Failures, described, is_out_of_memory
+from ostro.core.failure import PLAIN, Failures, check_nan, described, is_out_of_memory, not_finite
 from ostro.core.media import Item, Prompt
 
 T = TypeVar("T")
@@ -414,6 +414,9 @@ class Engine:
             # A sequence may have finished after this step was launched.
             if sequence.finish is not None or not accept(chunk):
                 continue
+            if token < 0:
+                outputs += self.fail([sequence], not_finite(self.runner.dtype))
+                continue
             accepted[sequence] += chunk.draft is not None
             outputs.append(self.append_token(sequence, token, logprobs[i]))
         if self.scheduler.speculation is not None:
@@ -467,6 +470,7 @@ class Engine:
         sequence, (logprobs, *top) = chunk.sequence, copy.wait()
         if sequence.prompt_logprobs is None or sequence.finish is not None:
             return
+        check_nan(logprobs, self.runner.dtype)
         # A preempted sequence computes its prompt again: start anew.
         if chunk.start == 0:
             sequence.prompt_logprobs = [None]

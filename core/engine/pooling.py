@@ -19,7 +19,7 @@ from ostro.core.device import current_device
 from ostro.core.engine.request import Finish, JobOutput, PoolingRequest, Stats
 from ostro.core.engine.runner import ModelRunner
 from ostro.core.errors import ContextLengthExceeded, OstroError, RequestError
-from ostro.core.failure import PLAIN, Failures, described
+from ostro.core.failure import PLAIN, Failures, described, not_finite
 from ostro.core.media import Array
 
 Pool = Callable[[Tensor, Sequence[int]], Tensor]
@@ -131,10 +131,17 @@ class PoolingEngine:
             return self.fail([id for id, _ in batch], error)
         finally:
             self.release(leases)
-        for (id, i), row in zip(batch, rows, strict=True):
-            self.live[id].rows[i] = row
-        ids = dict.fromkeys(id for id, _ in batch)
-        return [self.finish(id) for id in ids if self.live[id].is_complete]
+        outputs = list[JobOutput]()
+        for (id, i), row, is_finite in zip(batch, rows, rows.isfinite().all(-1), strict=True):
+            if id not in self.live:
+                continue  # an earlier input of it failed
+            if is_finite:
+                self.live[id].rows[i] = row
+            else:
+                cause = not_finite(self.runner.dtype, f"the output of input[{i}] is")
+                outputs += self.fail([id], cause)
+        ids = [id for id in dict.fromkeys(id for id, _ in batch) if id in self.live]
+        return outputs + [self.finish(id) for id in ids if self.live[id].is_complete]
 
     def token_types(
         self, batch: Sequence[tuple[str, int]], inputs: Sequence[list[int]]

@@ -43,7 +43,7 @@ BAN = float("-inf")
 
 @dataclass
 class SamplerOutput:
-    """The tokens [W] that a step drew, as lists.
+    """The tokens [W] that a step drew, as lists; -1 for a row of logits that are not finite.
 
     If any row needs them: logprobs [W] of these tokens, and ids and values [W][n] of the best
     alternatives.
@@ -149,7 +149,9 @@ class Sampler:
         wide = max((r.logprobs for r in rules if r.logprobs is not None), default=None)
         raw = None if wide is None else logits.log_softmax(-1)
         logits = self.apply_penalties(logits, sequences, rules, rows)
-        tokens = self.draw(logits, self.parameters(sequences, rules, rows))
+        drawn = self.draw(logits, self.parameters(sequences, rules, rows))
+        # A row that is not finite draws -1. The next step computes it before the host knows.
+        tokens = drawn.clamp(min=0)
         # The next step reads its tokens from here, before the host has them.
         self.last[rows] = tokens
         if self.counts is not None:
@@ -157,10 +159,10 @@ class Sampler:
             added = self.send([int(has_penalties(r)) for r in rules], torch.int32)
             self.counts.index_put_((rows, tokens), added, accumulate=True)
         if raw is None or wide is None:
-            return DeviceToHostCopy.send(tokens)
+            return DeviceToHostCopy.send(drawn)
         top = raw.topk(max(wide, 1), -1)
         return DeviceToHostCopy.send(
-            tokens, raw.gather(1, tokens[:, None])[:, 0], top.indices, top.values
+            drawn, raw.gather(1, tokens[:, None])[:, 0], top.indices, top.values
         )
 
     def send(self, values: Rows[float], dtype: torch.dtype = torch.int64) -> Tensor:

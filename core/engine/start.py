@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -11,13 +12,14 @@ from typing import TypeVar
 import torch
 
 from ostro.core.adapters.pool import AdapterPool
-from ostro.core.device import free_bytes
+from ostro.core.device import free_bytes, return_memory
 from ostro.core.engine.adapters import build_registry
 from ostro.core.engine.build import (
     build_engine,
     cache_needs,
     make_pooling_ready,
     make_ready,
+    probe_prompt,
     refresh,
     reserve_adapters,
     warm_up,
@@ -30,7 +32,7 @@ from ostro.core.engine.model_entry import ModelEntry
 from ostro.core.engine.model_loader import BetweenSteps
 from ostro.core.engine.multi_model import MultiModelEngine
 from ostro.core.engine.pooling import PoolingEngine
-from ostro.core.engine.profile import step_bytes
+from ostro.core.engine.profile import small_engine, step_bytes
 from ostro.core.engine.request import DEFAULT
 from ostro.core.errors import PluginError
 from ostro.core.failure import Failures
@@ -43,6 +45,8 @@ from ostro.core.nn import EncoderModel, JobModel, Model, TokenModel
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import ProgressCallback, Settings
 from ostro.core.threads import THREADS
+
+log = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=Model)
 
@@ -134,12 +138,14 @@ def build_entries(
     What the largest steps need on GPUs stays free.
     """
     pools = [
-        reserve_adapters(loaded, model.settings, 1 if is_job_model(loaded, model) else None)
+        reserve_adapters(
+            loaded, model.settings, 1 if is_job_model(loaded, model.settings) else None
+        )
         for loaded, model in zip(loaded_models, models, strict=True)
     ]
     steps = Counter[torch.device]()
     for loaded, model, pool in zip(loaded_models, models, pools, strict=True):
-        if not is_job_model(loaded, model):
+        if not is_job_model(loaded, model.settings):
             steps += step_bytes(loaded, model.settings, plugins, pool)
     sizes = cache_sizes(
         loaded_models, models, plugins, lambda device: max(free(device) - steps[device], 0)
@@ -194,10 +200,40 @@ def open_weights(
 ) -> LoadedModel:
     """Find the model of the settings and load it; `check` may refuse it before.
 
-    Raises OstroError as `open_engine`.
+    In the place of a float16 that "auto" chose and that is too narrow, the dtype is float32. Raises
+    OstroError as `open_engine`.
     """
     path = find(settings, plugins)
-    return load_model(path, settings, plugins, report, open_probe=open_probe, check=check)
+    load = partial(load_model, open_probe=open_probe, check=check)
+    loaded = load(path, settings, plugins, report)
+    if settings.dtype != "auto" or not overflows(loaded, settings, plugins):
+        return loaded
+    log.warning(
+        "%s: its outputs overflow in float16, so it is computed in float32; "
+        "--dtype chooses another dtype",
+        path.name,
+    )
+    loaded.container.close()
+    del loaded
+    return_memory()
+    loaded = load(path, replace(settings, dtype="float32"), plugins, report)
+    loaded.explain.append("dtype: float32, since outputs overflow in float16")
+    return loaded
+
+
+def overflows(loaded: LoadedModel, settings: Settings, plugins: PluginManager) -> bool:
+    """Whether the outputs of a model contain NaN or Inf in float16; False in another dtype.
+
+    Job models have no outputs to check without a job.
+    """
+    if loaded.dtype != torch.float16 or is_job_model(loaded, settings):
+        return False
+    pool = reserve_adapters(loaded, settings)
+    with small_engine(loaded, replace(settings, max_seqs=1), plugins, pool) as engine:
+        prompt = probe_prompt(engine, loaded)
+        if tasks_of(loaded, settings) & TOKEN_TASKS:
+            return not engine.runner.logits(prompt).isfinite().all()
+        return not engine.runner.hidden([prompt])[0].isfinite().all()
 
 
 def change_formats(
@@ -231,15 +267,15 @@ def require_model_class(loaded: LoadedModel, kind: type[M]) -> M:
     return loaded.model
 
 
-def tasks_of(loaded: LoadedModel, spec: ModelSpec) -> frozenset[str]:
+def tasks_of(loaded: LoadedModel, settings: Settings) -> frozenset[str]:
     """The tasks that a model serves."""
-    task = spec.settings.task
+    task = settings.task
     return frozenset(loaded.architecture.tasks if task is None else [task])
 
 
-def is_job_model(loaded: LoadedModel, spec: ModelSpec) -> bool:
+def is_job_model(loaded: LoadedModel, settings: Settings) -> bool:
     """Whether a model serves jobs only."""
-    return tasks_of(loaded, spec) <= JOB_TASKS
+    return tasks_of(loaded, settings) <= JOB_TASKS
 
 
 def build_entry(
@@ -250,7 +286,7 @@ def build_entry(
     plugins: PluginManager,
 ) -> ModelEntry:
     """Build the engines for a model's tasks; `sizes` as in `build_engine`."""
-    settings, tasks = spec.settings, tasks_of(loaded, spec)
+    settings, tasks = spec.settings, tasks_of(loaded, spec.settings)
     jobs: JobEngine | None = None
     if tasks <= JOB_TASKS:
         registry = build_registry(loaded, settings, plugins, pool)

@@ -192,7 +192,7 @@ def choose_dtype(
     """The compute dtype: the one named, or for "auto" the checkpoint's.
 
     On CUDA, "auto" computes in bfloat16 in the place of float32, and in float16 on devices without
-    bfloat16; on CPUs without fast bfloat16 in float32.
+    bfloat16, if `open_weights` finds no overflow; on CPUs without fast bfloat16 in float32.
     """
     if name != "auto":
         if name not in DTYPES:

@@ -141,7 +141,9 @@ def requantize(
     sensitive, places = loaded.architecture.sensitive, list(slots(loaded.model))
     plan = read_plan(settings, sensitive, loaded.names, places, plugins)
     if plan is not None and plan.planner is not None:
-        plan = plan_model(loaded.path, settings, plugins, open_probe, progress).plan
+        # The dtype of the model may be another than the one that "auto" chooses.
+        same = replace(settings, dtype=str(loaded.dtype).removeprefix("torch."))
+        plan = plan_model(loaded.path, same, plugins, open_probe, progress).plan
     loaded.explain = transformers_backend.explain(loaded.architecture, settings)
     read_weights(loaded, plan, settings, plugins, progress)
     loaded.identity = identity(loaded.container, loaded.dtype, settings)

@@ -183,9 +183,10 @@ class PluginManager(pluggy.PluginManager):
         if gguf is not None:
             tests[f"the GGUF architecture {gguf!r}"] = _lists("gguf", gguf)
         if files is not None and not tests:
-            tests[f"the folder {files.root}, whose config names no class"] = lambda record: bool(
-                record.claims and record.claims(files, config or {})
-            )
+            raw = config or {}
+            what = f"the folder {files.root}, whose config names no class"
+            what += f" (model_type {raw.get('model_type')!r:.80})" * ("model_type" in raw)
+            tests[what] = lambda record: bool(record.claims and record.claims(files, raw))
         for what, claims in tests.items():
             if found := self.claimant("architectures", claims, what):
                 return cast(Architecture, found)

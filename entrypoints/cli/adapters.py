@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ostro.core.errors import OstroError
+from ostro.core.errors import AdapterNotFound, OstroError
 from ostro.entrypoints.cli.options import (
     OneModel,
     add_hub_options,
@@ -35,6 +35,7 @@ class Checked:
     norms: of scale * B A by weight, including the members of an X-LoRA. effect: relative change of
     the base's last hidden states. matched: number of its weights that the base has. Both are None
     without a base. duplicates: other references with the same generation, that is, the same files.
+    missing: the reference was not found.
     """
 
     reference: str
@@ -52,6 +53,7 @@ class Checked:
     duplicates: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     error: str | None = None
+    missing: bool = False
 
 
 def add_base_options(parser: argparse.ArgumentParser) -> None:
@@ -80,7 +82,8 @@ def add_base_options(parser: argparse.ArgumentParser) -> None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Read adapters and print their properties. With -m, load that model and measure the effect "
-        "of each adapter on it. The exit code is 1 if an adapter is rejected."
+        "of each adapter on it. The exit code is 1 if an adapter is rejected, else 3 if one is not "
+        "found."
     )
     parser.add_argument("verb", choices=["check"], help="the action: check")
     parser.add_argument(
@@ -105,7 +108,10 @@ def run(args: argparse.Namespace) -> int:
     else:
         for each in found:
             show(each)
-    return int(any(each.error is not None for each in found))
+    errors = [each for each in found if each.error is not None]
+    if errors and all(each.missing for each in errors):
+        return AdapterNotFound.exit_code
+    return int(bool(errors))
 
 
 def check(
@@ -121,7 +127,7 @@ def check(
         if model is not None and found.error is None:
             try_on(found, weights, model)
     except OstroError as error:
-        found.error = str(error)
+        found.error, found.missing = str(error), isinstance(error, AdapterNotFound)
     return found
 
 

@@ -7,12 +7,18 @@ import json
 import sys
 from contextlib import closing
 from dataclasses import fields, replace
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ostro.core.errors import UsageError
 from ostro.core.records import STARTER, Settings
-from ostro.entrypoints.cli.options import add_model_options, add_reference, parse_settings
+from ostro.entrypoints.cli.options import (
+    add_model_options,
+    add_reference,
+    check_ranges,
+    parse_settings,
+)
 
 if TYPE_CHECKING:
     from ostro.core.engine.engine import Engine
@@ -97,6 +103,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if not 0 <= args.shared_prefix <= args.prompt_tokens:
         raise UsageError(f"--shared-prefix {args.shared_prefix}: expected 0 to --prompt-tokens")
+    check_ranges(args, {"with_rank": (1, inf)})
     check_target(args)
     rows = remote(args, counts) if args.url else local(args, counts)
     if args.json:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,21 @@ from ostro.entrypoints.cli.options import (
     add_model_options,
     add_reference,
     add_sampling_options,
+    check_output,
+    check_ranges,
     parse_settings,
     utf8_text,
 )
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
+IMAGE_RANGES = {
+    "steps": (1, inf),
+    "guidance": (0, inf),
+    "seed": (0, 2**63 - 11),
+    "count": (1, inf),
+    "previews": (0, 50),
+    "strength": (0, 1),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,10 +84,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ostro.entrypoints.python import open_model
 
-    if args.output.suffix not in SUFFIXES:
-        raise UsageError(
-            f"--output {args.output}: expected a name ending with one of {', '.join(SUFFIXES)}"
-        )
+    check_output(args.output, SUFFIXES)
+    check_ranges(args, IMAGE_RANGES)
     options = options_of(args)
     with open_model(replace(parse_settings(args), task="draw"), args.plugin) as model:
         with bar(args.output) as report:
@@ -97,7 +106,7 @@ def options_of(args: argparse.Namespace) -> dict[str, Any]:
     found |= {"n": args.count, "previews": args.previews}
     if args.size is not None:
         width, _, height = args.size.partition("x")
-        if not (width.isdigit() and height.isdigit()):
+        if not (width.isdigit() and height.isdigit() and int(width) and int(height)):
             raise UsageError(f"--size {args.size!r}: expected WIDTHxHEIGHT, such as 1024x1024")
         found |= {"width": int(width), "height": int(height)}
     if args.image is not None:

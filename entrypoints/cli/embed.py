@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,8 @@ from ostro.core.errors import UsageError
 from ostro.entrypoints.cli import writes_unicode
 from ostro.entrypoints.cli.options import (
     add_model_options,
+    check_output,
+    check_ranges,
     parse_settings,
     take_model,
     utf8_text,
@@ -64,10 +67,8 @@ def run(args: argparse.Namespace) -> int:
 
     words = take_model(args, [args.first, *args.texts], texts=True)
     texts = read_texts([utf8_text(word) for word in words], args.file)
-    if args.output is not None and args.output.suffix not in SUFFIXES:
-        raise UsageError(
-            f"--output {args.output}: expected a name ending with one of {', '.join(SUFFIXES)}"
-        )
+    check_output(args.output, SUFFIXES)
+    check_ranges(args, {"dimensions": (1, inf)})
     with open_model(replace(parse_settings(args), task="embed"), args.plugin) as model:
         vectors = model.embed(texts, prompt=args.prompt, dimensions=args.dimensions)
     write(vectors, texts, args.output)

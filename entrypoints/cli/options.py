@@ -6,6 +6,7 @@ import argparse
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -373,11 +374,62 @@ def add_adapter_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+RANGES: Mapping[str, tuple[float, float]] = {
+    "context": (1, inf),
+    "threads": (1, inf),
+    "adapter_slots": (1, 4096),
+    "max_adapters": (0, inf),
+    "max_adapter_rank": (1, inf),
+}
+"""The ranges of options that many commands have, by attribute."""
+
+
+def check_ranges(args: argparse.Namespace, ranges: Mapping[str, tuple[float, float]]) -> None:
+    """Raise UsageError for an option outside of its range. NaN is outside of every range."""
+    for name, (low, high) in ranges.items():
+        value = getattr(args, name, None)
+        if value is not None and not low <= value <= high:
+            expected = f"{low} or more" if high == inf else f"{low} to {high}"
+            raise UsageError(f"--{name.replace('_', '-')} {value}: expected {expected}")
+
+
+def check_output(file: Path | None, suffixes: Sequence[str]) -> None:
+    """Raise UsageError for a file of --output with another suffix, or in no folder."""
+    if file is None:
+        return
+    if file.suffix.lower() not in suffixes:
+        raise UsageError(
+            f"--output {file}: expected a name ending with one of {', '.join(suffixes)}"
+        )
+    if not file.parent.is_dir():
+        raise UsageError(f"--output {file}: there is no such folder")
+
+
+def check_values(args: argparse.Namespace) -> None:
+    """Raise UsageError for values of options that are wrong for every model."""
+    check_ranges(args, RANGES)
+    given = vars(args)
+    sizes = [size for name in ("memory", "adapter_memory") if (size := given.get(name)) is not None]
+    if sizes:
+        from ostro.core.device import parse_size  # imports torch
+
+        for size in sizes:
+            parse_size(size)
+    for entry in given.get("adapters") or ():
+        name, equals, reference = entry.partition("=")
+        if not (name and equals and reference):
+            raise UsageError(f"--adapter {entry!r}: expected NAME=REFERENCE")
+    template = given.get("chat_template")
+    if template is not None and not Path(template).is_file():
+        raise UsageError(f"--chat-template {template}: no such file")
+
+
 def parse_settings(args: argparse.Namespace) -> Settings:
     """The `Settings` of parsed options; fields without an option keep their defaults.
 
-    Raises UsageError for --token-source with a local model.
+    Raises UsageError for invalid values, and for --token-source with a local model.
     """
+    check_values(args)
     reference = args.model or STARTER
     local = args.dummy_weights or reference == STARTER or Path(reference).exists()
     if args.token_source and local:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 from ostro.core.errors import UsageError
 from ostro.entrypoints.cli.embed import read_texts
 from ostro.entrypoints.cli.options import (
     add_model_options,
+    check_ranges,
     parse_settings,
     take_model,
     utf8_text,
@@ -41,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"no query; with the model {args.model}, add QUERY")
     query, *given = map(utf8_text, words)
     documents = read_texts(given, args.file)
+    check_ranges(args, {"top": (1, inf)})
     with open_model(replace(parse_settings(args), task="rerank"), args.plugin) as model:
         ranked = model.rerank(query, documents)
     for item in ranked[: args.top]:

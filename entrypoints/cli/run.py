@@ -286,8 +286,11 @@ def make_conversation(args: argparse.Namespace) -> Conversation:
 
     applied = args.apply or [entry.partition("=")[0] for entry in args.adapters]
     values = {name: getattr(args, name) for name in SAMPLING}
+    checked = {**values, "n": args.choices, "logprobs": args.logprobs}
+    if args.max_tokens == 0:
+        raise UsageError("-n 0 generates nothing; use at least 1")
     try:
-        msgspec.convert({k: x for k, x in values.items() if x is not None}, Sampling).checked()
+        msgspec.convert({k: x for k, x in checked.items() if x is not None}, Sampling).checked()
     except RequestError as error:
         raise UsageError(str(error)) from None
     if warning := unusual_values(values):

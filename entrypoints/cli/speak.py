@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 from ostro.core.errors import UsageError
@@ -14,11 +15,20 @@ from ostro.entrypoints.cli.options import (
     add_model_options,
     add_reference,
     add_sampling_options,
+    check_output,
+    check_ranges,
     parse_settings,
     utf8_text,
 )
 
 SUFFIXES = (".wav", ".flac", ".mp3", ".opus", ".pcm")
+SPEECH_RANGES = {
+    "temperature": (0, inf),
+    "top_p": (0, 1),
+    "guidance": (1, inf),
+    "max_seconds": (0, inf),
+    "seed": (0, 2**63 - 1),
+}
 OPTIONS = ("voice", "seed", "temperature", "top_p", "guidance", "max_seconds")
 
 
@@ -57,10 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ostro.entrypoints.python import open_model
 
-    if args.output.suffix.lower() not in SUFFIXES:
-        raise UsageError(
-            f"--output {args.output}: expected a name ending with one of {', '.join(SUFFIXES)}"
-        )
+    check_output(args.output, SUFFIXES)
+    check_ranges(args, SPEECH_RANGES)
     text = read_text(args.text)
     options = {name: getattr(args, name) for name in OPTIONS}
     with open_model(replace(parse_settings(args), task="speak"), args.plugin) as model:

@@ -10,6 +10,7 @@ from pathlib import Path
 from ostro.core.errors import UsageError
 from ostro.entrypoints.cli.options import (
     add_model_options,
+    check_ranges,
     parse_settings,
     take_model,
     utf8_text,
@@ -70,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--output supports one FILE; remove it, or give one FILE")
     if missing := [str(file) for file in files if not file.is_file()]:
         raise UsageError(f"no such file: {', '.join(missing)}")
+    check_ranges(args, {"temperature": (0, 2)})
     form = args.format or FORMS.get(args.output.suffix if args.output else "", "text")
     options = {
         "language": args.language,

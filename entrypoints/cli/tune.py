@@ -62,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print a table and write the file."""
+    from ostro.core.load.open import find
     from ostro.core.plugins.manager import PluginManager
     from ostro.entrypoints.bench.tune import Tuner
     from ostro.entrypoints.cli.stages import stages
@@ -82,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--write {args.write}: there is no such folder")
     plugins = PluginManager()
     plugins.load(settings, args.plugin)
+    find(settings, plugins)  # once, in the place of an error of each measurement
     with stages() as progress:
         tuner = Tuner(settings, plugins, seconds=args.seconds, progress=progress)
         try:

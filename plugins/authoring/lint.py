@@ -12,8 +12,9 @@ from ostro.core.records import API
 from ostro.errors import PluginError
 from ostro.plugins.authoring.contract import Source, check_module
 from ostro.plugins.authoring.finding import Finding, error, warning
-from ostro.plugins.authoring.imports import heavy, outside
+from ostro.plugins.authoring.imports import heavy, outside, package_of
 from ostro.plugins.authoring.package import Package
+from ostro.plugins.authoring.renamed import renamed
 
 PICKLES = frozenset(".pkl .pickle .pt .pth .ckpt .bin .joblib .dill".split())
 OURS = re.compile(rf"""extra\s*==\s*['"]{GROUP}['"]""")
@@ -35,6 +36,7 @@ def check(package: Package) -> Iterator[Finding]:
             yield error(file, str(broken), "correct the file")
             continue
         yield from outside(file, trees[file])
+        yield from renamed(file, trees[file], package_of(file))
     for entry in package.entries:
         module = package.file_of(entry.module)
         if module is None:

@@ -54,6 +54,13 @@ PROVISIONAL = (
 )
 """Public modules and names that may change in a minor version; all others are stable."""
 
+RENAMED = {
+    "nn.Packed": "trunks.planes.Packed",
+    "nn.Ragged": "nn.Dequantized",
+    "nn.Remembers": "nn.CachedLayer",
+}
+"""Names of public modules in API (0, 1), and their names in this one."""
+
 PAGE = "docs/api.md lists the public names"
 
 
@@ -96,7 +103,8 @@ def breach(imported: Import, plugin: str = "") -> tuple[str, str] | None:
     if rest[0] in MODULES:
         names = public_names(rest[0])
         known = len(rest) == 1 or (len(rest) == 2 and rest[1] in names)
-        return None if known else (f"ostro.{rest[0]} exports no {'.'.join(rest[1:])!r}", PAGE)
+        name = ".".join(rest[1:])
+        return None if known else (f"ostro.{rest[0]} exports no {name!r}", renamed(rest[0], name))
     if rest[0] in ("trunks", "architectures", "quant") and len(rest) > 1:
         todo = f"build on one of {', '.join(sorted(trunks()))}, or on ostro.nn"
         return None if rest[1] in trunks() else (f"{rest[1]} is not a trunk", todo)
@@ -104,6 +112,12 @@ def breach(imported: Import, plugin: str = "") -> tuple[str, str] | None:
         f"{imported.full} is not part of ostro's public API and may change at any time",
         replacement(imported.name or rest[-1]) or PAGE,
     )
+
+
+def renamed(module: str, name: str) -> str:
+    """What to write in the place of a name that a public module does not export."""
+    new = RENAMED.get(f"{module}.{name}")
+    return PAGE if new is None else f"write ostro.{new}"
 
 
 def replacement(name: str) -> str | None:

@@ -11,8 +11,10 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from collections.abc import Sequence
 from functools import reduce
 from importlib import import_module
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -273,4 +275,34 @@ class _Trunks(ModuleType):
         raise AttributeError(f"ostro.trunks has no {name!r}: no plugin, or none to build on")
 
 
+class _TrunkFinder:
+    """Finds `ostro.trunks.<name>`, which is the module of a built-in plugin."""
+
+    @staticmethod
+    def find_spec(
+        name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        package, _, trunk = name.rpartition(".")
+        if package != "ostro.trunks" or not hasattr(sys.modules[package], trunk):
+            return None
+        # No `importlib.abc.Loader`, whose import takes as long as that of ostro.
+        loader: Any = _TrunkLoader(getattr(sys.modules[package], trunk))
+        return ModuleSpec(name, loader)
+
+
+class _TrunkLoader:
+    """Loads a module that is loaded by another name already, and leaves it as it is."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self.module, self.spec = module, module.__spec__
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return self.module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self.spec  # the import system has replaced it
+
+
 sys.modules["ostro.trunks"] = _Trunks("ostro.trunks", _Trunks.__doc__)
+sys.modules["ostro.trunks"].__path__ = []  # a package: `from ostro.trunks.llama import Model`
+sys.meta_path.append(_TrunkFinder)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from importlib.resources import files
 
 import pytest
 import transformers
 from sweep.configs import tiny_configs
 from sweep.run import NO_REFERENCE, REFUSED, RIGHT, WRONG, causal_classes, in_child, sweep
+from sweep.types import outcomes, text_types
 
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 
 LEAST = 105
 """Causal classes that must be right."""
+
+BARE = re.compile(r"\b(Attribute|Key|Index|Type|Name)Error\b")
 
 STORED = json.loads((files("ostro.architectures.transformers") / "sweep.json").read_text())
 CLASSES = STORED["classes"]
@@ -99,3 +103,31 @@ def test_every_causal_class_is_right_or_refused(plugins: PluginManager) -> None:
         stored = {name: row["result"] for name, row in CLASSES.items()}
         changed = {n: r for n, r in results.items() if n not in claimed and stored.get(n) != r}
         assert not changed, "store the sweep again"
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(
+    ("kind", "name", "text"),
+    [
+        ("gemma3_text", "Gemma3ForCausalLM", "^gemma3$"),
+        ("gemma3_text", "", "names no class .model_type 'gemma3_text'"),
+        ("gemma3n_text", "Gemma3nForCausalLM", "^transformers$"),
+        ("gemma3n_text", "Gemma3nTextModel", "not a causal language model"),
+        ("mllama_text_model", "MllamaForCausalLM", "^transformers$"),
+        ("llama4_text", "Llama4ForCausalLM", "reads the weight of its Embedding module by itself"),
+        ("qwen3_vl_text", "Qwen3VLTextModel", "not a causal language model"),
+        ("qwen2_5_omni_text", "Qwen2_5OmniThinkerTextModel", "not a causal language model"),
+    ],
+)
+def test_a_text_part_is_supported_or_refused(
+    kind: str, name: str, text: str, plugins: PluginManager
+) -> None:
+    assert re.search(text, dict(outcomes(kind, plugins))[name])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_no_text_model_type_ends_in_a_python_error(plugins: PluginManager) -> None:
+    for kind in text_types():
+        for name, outcome in outcomes(kind, plugins):
+            assert not BARE.search(outcome), (kind, name, outcome)

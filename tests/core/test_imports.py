@@ -241,6 +241,23 @@ def test_a_deprecated_name_works_and_warns(name: str) -> None:
         found = getattr(ostro, name)
     assert found is functools.reduce(getattr, use.split("."), ostro)
     assert name not in ostro.__all__ and name in public.exported()
+    home, _, own = f"ostro.{use}".rpartition(".")
+    space: dict[str, object] = {}
+    exec(f"import {home}; from {home} import {own}", space)
+    assert space[own] is found
+
+
+def test_a_trunk_is_a_module() -> None:
+    from ostro.trunks.llama import Model
+
+    from ostro.architectures.llama import model
+
+    trunk = importlib.import_module("ostro.trunks.llama")
+    assert trunk is model and model.__spec__ is not None and Model is model.Model
+    assert model.__name__ == model.__spec__.name == "ostro.architectures.llama.model"
+    assert sys.modules["ostro.trunks"].llama is model
+    with pytest.raises(ModuleNotFoundError, match=r"ostro\.trunks\.gguf"):
+        importlib.import_module("ostro.trunks.gguf")
 
 
 def test_a_plugin_that_is_no_trunk_is_not_among_the_trunks() -> None:

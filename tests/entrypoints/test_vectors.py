@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tiny.bert import SHAPE, make_bert
-from tiny.model import END, make_model, make_tokenizer
+from tiny.model import END, change_weights, make_model, make_tokenizer
 from tiny.trained import train
 
 import ostro
@@ -20,6 +20,7 @@ from ostro.core.errors import (
     ConfigError,
     ContextLengthExceeded,
     RequestError,
+    StepFailed,
     Unsupported,
     UsageError,
 )
@@ -56,6 +57,18 @@ def test_many_inputs_take_several_steps(bert: tuple[LocalModel, Any]) -> None:
     torch.testing.assert_close(
         model.embed(many)[190:191], model.embed(many[190]), atol=1e-5, rtol=0
     )
+
+
+def test_vectors_that_are_not_finite_are_an_error(tmp_path: Path) -> None:
+    make_bert(tmp_path)
+    [bad] = make_tokenizer().encode("z").ids
+    weight = torch.randn(SHAPE["vocab_size"], SHAPE["hidden_size"])
+    weight[bad] = torch.nan
+    change_weights(tmp_path, embeddings__word_embeddings__weight=weight)
+    with ostro.load(tmp_path, dtype="float32") as model:
+        assert model.embed(["hello"]).isfinite().all()
+        with pytest.raises(StepFailed, match=r"output of input\[1\] is not finite in float32"):
+            model.embed(["hello", "z"])
 
 
 def test_embeddings_are_truncated(bert: tuple[LocalModel, Any]) -> None:

@@ -27,7 +27,7 @@ LONG = 60
 
 
 def ask(id: str, tokens: list[int], count: int = LONG, **rules: Any) -> TokenRequest:
-    sampling = Sampling(temperature=0, max_tokens=count, ignore_eos=True, **rules)
+    sampling = Sampling(max_tokens=count, ignore_eos=True, **{"temperature": 0, **rules})
     return TokenRequest(id=id, tokens=tokens, sampling=sampling)
 
 

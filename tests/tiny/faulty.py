@@ -23,7 +23,10 @@ ERRORS = {
 
 
 class Faulty:
-    """A processor that leaves logits unchanged; the parameter selects the call and the error."""
+    """A processor that leaves logits unchanged; the parameter selects the call and the error.
+
+    With "ban" it bans every token.
+    """
 
     def __init__(self, rows: int, vocabulary: Vocabulary, device: torch.device) -> None:
         self.asked = [""] * rows
@@ -51,7 +54,8 @@ class Faulty:
             third = self.asked[row] == "third apply" and self.calls[row] == 3
             if third or self.asked[row] in ("apply", "memory"):
                 raise ERRORS[self.asked[row]]()
-        return logits
+        bans = [self.asked[row] == "ban" for row in rows.tolist()]
+        return logits.masked_fill(torch.tensor(bans)[:, None], float("-inf"))
 
 
 @hookimpl

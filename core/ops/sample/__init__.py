@@ -7,7 +7,8 @@ Order, as in vLLM and transformers: temperature, min_p, top_k, typical, top_p; t
 u(seed, position) selects a token by the inverse of the cumulative distribution, tokens in id order.
 u depends on the row's seed and position only, so a seeded request samples the same tokens in any
 batch. A truncation keeps or drops tokens of equal score together. A temperature of 0 selects the
-largest logit (of equal ones the lowest id).
+largest logit (of equal ones the lowest id). The token of a row with NaN, or whose largest logit is
+not finite, is -1.
 """
 
 from __future__ import annotations

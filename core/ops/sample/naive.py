@@ -33,17 +33,18 @@ class Rule(NamedTuple):
 
 
 def sample(logits: Tensor, params: Draw) -> Tensor:
-    """See the package. A row whose largest logit is not finite selects that token."""
-    top, tokens = logits.max(-1)
+    """See the package."""
+    top, tokens = logits.max(-1)  # NaN is the largest
+    is_finite = top.isfinite()
     if not params.greedy:
         u = uniform(params.seed, params.position)
         rules = zip(*(getattr(params, name).tolist() for name in Rule._fields), strict=True)
-        finite = top.isfinite().tolist()
+        finite = is_finite.tolist()
         for row, rule in enumerate(map(Rule._make, rules)):
             if rule.temperature > 0 and finite[row]:
                 ids, weights = survivors(logits[row] - top[row], rule)
                 tokens[row] = ids[locate(weights, u[row])]
-    return tokens
+    return tokens.masked_fill_(~is_finite, -1)
 
 
 def survivors(logits: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:

@@ -75,6 +75,7 @@ def sample_kernel(
     for start in range(0, vocabulary, BLOCK):
         i = start + tl.arange(0, BLOCK)
         x = tl.load(logits + i, mask=i < vocabulary, other=float("-inf"))
+        x = tl.where(x == x, x, float("inf"))  # NaN, which maxima would ignore
         place = tl.where(x > best, i, place)
         best = tl.maximum(x, best)
     top = tl.max(best)
@@ -145,7 +146,7 @@ def sample_kernel(
                     )
             u = uniform(tl.load(seed + row), tl.load(position + row))
             token = locate(logits, vocabulary, top, scale, least, floor, mean, reach, u, BLOCK)
-    tl.store(tokens + row, token)
+    tl.store(tokens + row, tl.where(tl.abs(top) < float("inf"), token, -1))
 
 
 @triton.jit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,20 +10,30 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny.bert import make_bert
+from tiny.model import make_model
 
 from ostro.core.engine import runner
 from ostro.core.engine.start import open_engine
 from ostro.core.errors import CheckpointError
 from ostro.core.ipc.messages import ModelSpec
+from ostro.core.load import describe
+from ostro.core.load.describe import choose_dtype
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 
 ENCODER = "encoder.layer.0.output.dense.weight"
 
 
+def spec(folder: Path, dtype: str = "float32") -> ModelSpec:
+    return ModelSpec(Settings(reference=str(folder), dtype=dtype, threads=1))
+
+
 def opened(folder: Path, plugins: PluginManager) -> Any:
-    spec = ModelSpec(Settings(reference=str(folder), dtype="float32", threads=1))
-    return open_engine([spec], plugins, lambda what, done, total: None)[0]
+    return open_engine([spec(folder)], plugins, lambda what, done, total: None)[0]
+
+
+def change_json(file: Path, **keys: Any) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **keys}))
 
 
 def test_an_embedding_model_whose_vectors_are_nan_is_refused(
@@ -35,6 +46,42 @@ def test_an_embedding_model_whose_vectors_are_nan_is_refused(
     save_file(tensors, file, {"format": "pt"})
     with pytest.raises(CheckpointError, match="NaN or Inf; its weights are damaged"):
         opened(tmp_path, plugins)
+
+
+def test_auto_takes_float32_for_a_model_that_overflows_in_float16(
+    tmp_path: Path,
+    plugins: PluginManager,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """On a GPU without bfloat16: a text model, an encoder, models that do not overflow."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    gpu = torch.device("cuda", 0)
+    on_gpu = lambda name, raw, files, _: choose_dtype(name, raw, files, gpu)  # noqa: E731
+    monkeypatch.setattr(describe, "choose_dtype", on_gpu)
+    folders = {name: tmp_path / name for name in ("text", "encoder", "fits", "vectors fit")}
+    for name, make in zip(folders, (make_model, make_bert) * 2, strict=True):
+        make(folders[name])
+    wide = {"text": "model.layers.0.mlp.down_proj.weight", "encoder": ENCODER}
+    for name, tensor in wide.items():
+        file = folders[name] / "model.safetensors"
+        tensors = load_file(file)
+        tensors[tensor] *= 1e6
+        save_file({key: value.bfloat16() for key, value in tensors.items()}, file, {"format": "pt"})
+        change_json(folders[name] / "config.json", dtype="bfloat16", torch_dtype="bfloat16")
+    for name, folder in folders.items():
+        caplog.clear()
+        engine, _ = open_engine([spec(folder, "auto")], plugins, lambda what, done, total: None)
+        [entry] = engine.entries.values()
+        assert entry.loaded is not None
+        overflows = name in wide
+        assert entry.loaded.dtype == (torch.float32 if overflows else torch.float16)
+        notices = [each for each in caplog.messages if "computed in float32" in each]
+        assert len(notices) == overflows, notices
+        engine.close()
+        if overflows:
+            with pytest.raises(CheckpointError, match="float16 overflows"):
+                open_engine([spec(folder, "float16")], plugins, lambda what, done, total: None)
 
 
 def test_an_embedding_model_computes_before_it_is_ready(

@@ -245,9 +245,12 @@ def test_temperature_zero_takes_the_first_of_the_largest(module: ModuleType, gre
 
 @pytest.mark.sample(1)
 @MODULES
-def test_bad_logits_stay_within_the_vocabulary(module: ModuleType) -> None:
-    logits = torch.randn(3, 20, device=DEVICE)
+def test_rows_that_are_not_finite_draw_nothing(module: ModuleType) -> None:
+    logits = torch.randn(7, 20, device=DEVICE)
     logits[0, 3], logits[1], logits[2, 5] = math.nan, -math.inf, math.inf
-    for rules in RULES.values():
-        tokens = module.sample(logits, params(3, **rules))
-        assert ((tokens >= 0) & (tokens < 20)).all()
+    logits[3], logits[4, [0, 19]] = math.nan, torch.tensor([-math.inf, math.nan])
+    logits[5, 1:] = -math.inf  # a mask
+    for rules in ({"greedy": True, "temperature": 0.0}, *RULES.values()):
+        tokens = module.sample(logits, params(7, **rules))
+        assert tokens[:5].tolist() == [-1] * 5
+        assert tokens[5] == 0 and 0 <= tokens[6] < 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shutil
@@ -14,11 +15,14 @@ import pytest
 
 from ostro.plugins.authoring.lint import LARGE, check
 from ostro.plugins.authoring.package import Package
+from ostro.plugins.authoring.renamed import renamed
 
 if TYPE_CHECKING:
     from tests.plugins.authoring.conftest import Plugin
 
-EXAMPLES = Path(__file__).resolve().parents[3] / "docs" / "examples" / "plugins"
+ROOT = Path(__file__).resolve().parents[3]
+BUILT_IN = ("adapters", "architectures", "plugins", "quant")
+EXAMPLES = ROOT / "docs" / "examples" / "plugins"
 ARCEE = "ostro_arch_arcee"
 RECORD, MODEL, PROJECT = f"{ARCEE}/__init__.py", f"{ARCEE}/model.py", "pyproject.toml"
 
@@ -123,6 +127,87 @@ def test_a_mistake_is_named(
     level, text = re.fullmatch("(error: |warning: |)(.*)", said).groups()  # type: ignore[union-attr]
     assert any(x.startswith(level) and text in x for x in ran.out.splitlines()), ran.out
     assert ran.code == int("error: " in ran.out)
+
+
+CLASS = "class {}({}):\n    def {}(self, step: Step) -> int:\n        return 0\n"
+OLD = [
+    # a base, a method of a class, and what is said of it
+    ("nn.Remembers", "spec", "ostro.nn exports no 'Remembers'; write ostro.nn.CachedLayer"),
+    ("nn.Packed", "read", "ostro.nn exports no 'Packed'; write ostro.trunks.planes.Packed"),
+    ("ostro.core", "read", "ostro exports no 'core'"),
+    (
+        "CacheKind",
+        "keeps",
+        "Own.keeps overrides nothing: ostro.CacheKind has no 'keeps'; rename it",
+    ),
+    ("CacheKind", "narrows", "rename it to supports_quantized"),
+    ("Storage", "settle", "rename it to finalize"),
+    ("nn.Attention", "place", "rename it to rotate_and_write"),
+    ("nn.TokenModel", "remember", "rename it to write_states"),
+    (
+        "nn.Model",
+        "logits",
+        "Own derives from nn.Model, which serves no task; derive it from nn.Token",
+    ),
+    ("ostro.nn.Model", "work", "derive it from nn.JobModel"),
+    ("nn.Model", "hidden", "derive it from nn.EncoderModel"),
+]
+
+
+@pytest.mark.parametrize(("base", "method", "said"), OLD)
+def test_an_old_member_is_named(
+    base: str, method: str, said: str, project: Path, plugin: Plugin
+) -> None:
+    """Also of a class that derives from another one of the file."""
+    head = "import ostro\nfrom ostro import CacheKind, Step, Storage, nn\n"
+    for text in (
+        CLASS.format("Own", base, method),
+        CLASS.format("Base", base, "extra") + CLASS.format("Own", "Base", method),
+    ):
+        (project / ARCEE / "old.py").write_text(head + text)
+        ran = plugin("check", project)
+        if "Base" in text and base.endswith("nn.Model"):
+            continue  # a class of its own is the base
+        assert ran.code == 1 and f"error: {ARCEE}/old.py:" in ran.out and said in ran.out, ran.out
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("step.wanted", "old.py:3: ostro.Step has no 'wanted'; write step.logits_indices"),
+        ("own.held", "old.py:3: ostro.nn.Linear has no 'held'; write own.active_storages"),
+        ("nn.MLP(2, 3, approximate='tanh')", "has no argument 'approximate'; use the activation"),
+        ("Kernel(name='x', call='y', lays='z')", "has no argument 'lays'; use layout"),
+        ("nn.Remembers", "old.py:3: ostro.nn exports no 'Remembers'; write ostro.nn.CachedLayer"),
+    ],
+)
+def test_an_old_use_is_named(line: str, said: str, project: Path, plugin: Plugin) -> None:
+    head = "from ostro import Kernel, Step, nn\ndef use(own: nn.Linear, step: 'Step') -> object:\n"
+    (project / ARCEE / "old.py").write_text(f"{head}    return {line}\n")
+    ran = plugin("check", project)
+    assert ran.code == 1 and said in ran.out and ran.out.count("error:") == 1, ran.out
+
+
+def test_names_of_a_plugin_are_no_old_members(project: Path, plugin: Plugin) -> None:
+    """Its own classes and variables, and those of other packages."""
+    (project / ARCEE / "own.py").write_text(
+        "from ostro import Storage, nn\n"
+        "from torch import nn as torch_nn\n"
+        "class Table:\n    keeps = held = 1\n"
+        "class Own(Storage):\n    def place(self, table: Table) -> int:\n"
+        "        return table.keeps + table.held + self.held\n"
+        "def use(norm: torch_nn.Model) -> object:\n    return torch_nn.Remembers, norm.held\n"
+    )
+    assert plugin("check", project).out.endswith("0 errors, 0 warnings\n")
+
+
+def test_the_plugins_of_ostro_use_no_old_member() -> None:
+    files = [file for name in BUILT_IN for file in (ROOT / name).rglob("*.py")]
+    assert len(files) > 500
+    for file in files:
+        path = file.relative_to(ROOT)
+        found = [*renamed(str(path), ast.parse(file.read_bytes()), ("ostro", *path.parent.parts))]
+        assert not found, found
 
 
 def test_what_only_types_need_is_not_imported(project: Path, plugin: Plugin) -> None:
