@@ -242,7 +242,7 @@ def read_config(path: Path, *, missing_ok: bool = False) -> dict[str, Any]:
     try:
         with open(file, "rb") as stream:
             raw = stream.read(CONFIG_BYTES + 1)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         if missing_ok:
             return {}
         found = sorted(p.name for p in file.parent.iterdir()) if file.parent.is_dir() else []

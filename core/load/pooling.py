@@ -183,7 +183,7 @@ def read_json(file: Path, kind: type) -> Any:
     """Parse a JSON file whose root is of type `kind`, list or dict. Raises ConfigError."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{file}: {error}") from None
     if not isinstance(found, kind):
         raise ConfigError(f"{file}: not a JSON {'list' if kind is list else 'object'}")

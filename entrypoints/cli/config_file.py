@@ -16,7 +16,12 @@ from typing import Any
 
 from ostro.core.errors import UsageError, nearest
 from ostro.core.records import Settings
-from ostro.entrypoints.cli.options import add_adapter_options, add_model_options, parse_settings
+from ostro.entrypoints.cli.options import (
+    add_adapter_options,
+    add_model_options,
+    parse_settings,
+    utf8_text,
+)
 from ostro.entrypoints.cli.server_options import add_server_options
 from ostro.entrypoints.serve_config import LOADS, ModelOptions, check_names
 
@@ -178,7 +183,7 @@ def type_of(action: argparse.Action) -> str:
         return "table or list of strings" if action.metavar == NAMED else "list of strings"
     if action.type in (int, float):
         return "integer" if action.type is int else "number"
-    return "string" if action.type in (None, Path) else "integer or string"
+    return "string" if action.type in (None, Path, utf8_text) else "integer or string"
 
 
 def check_type(name: str, value: Any) -> None:

@@ -456,7 +456,7 @@ def test_a_codec_that_is_not_there(tmp_path: Path, plugins: PluginManager) -> No
     with pytest.raises(ModelNotFound, match="somebody/codec is not in the cache"):
         load(folder, plugins, offline=True)
     (folder / "processor_config.json").write_text("[")
-    with pytest.raises(CheckpointError, match=r"processor_config\.json"):
+    with pytest.raises(ConfigError, match=r"^processor_config\.json: "):
         load(folder, plugins)
 
 

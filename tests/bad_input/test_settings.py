@@ -51,7 +51,7 @@ def test_a_chat_without_a_template(runner: CliRunner, tmp_path: Path) -> None:
     assert code == 0 and "no chat template" in printed and "--chat-template" in printed
     assert runner.run("--raw")[0] == 0
     runner.assert_rejected(UsageError, "system message", options=("--system", "Be brief."))
-    runner.assert_rejected(TemplateError, "/no/such", options=("--chat-template", "/no/such"))
+    runner.assert_rejected(UsageError, "/no/such", options=("--chat-template", "/no/such"))
     template = tmp_path / "t.jinja"
     template.write_text("{% for x in %}")
     runner.assert_rejected(TemplateError, "line 1", options=("--chat-template", str(template)))
@@ -60,7 +60,7 @@ def test_a_chat_without_a_template(runner: CliRunner, tmp_path: Path) -> None:
 
 
 REFUSED: list[tuple[tuple[str, ...], type[OstroError], tuple[str, ...]]] = [
-    (("--context", "0"), UsageError, ("--context 0", "1..1024")),
+    (("--context", "0"), UsageError, ("--context 0", "1 or more")),
     (("--context", "-5"), UsageError, ("--context -5",)),
     (("--context", "2000"), UsageError, ("--context 2000", "1..1024")),
     (("--memory", "lots"), UsageError, ("'lots'", "512MiB")),

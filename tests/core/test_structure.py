@@ -35,7 +35,7 @@ imported by all.
 
 BUDGETS: Mapping[str, int] = {
     "adapters": 1600,
-    "engine": 4200,
+    "engine": 4300,
     "ipc": 800,
     "load": 2000,
     "native": 400,

@@ -55,7 +55,7 @@ def quantize_activations(x: Tensor) -> tuple[Tensor, Tensor]:
 def matmul(x: Tensor, planes: Planes) -> Tensor:
     """See the package; dequantizes blocks of rows of the weight and multiplies in x's dtype."""
     n, k = planes.shape
-    rows = max(1, BLOCK // k)
+    rows = max(1, BLOCK // max(1, k))
     y = x.new_empty(x.shape[0], n)
     for i in range(0, n, rows):
         block = dequantize(planes.select(slice(i, i + rows)), x.dtype)

@@ -60,6 +60,9 @@ CHOSEN = {
     "dtype": "float16",
     "log_format": "json",
     "log_requests_size": "5MB",
+    "memory": "6GB",
+    "adapter_memory": "1GB",
+    "chat_template": __file__,
 }
 
 
