@@ -41,7 +41,7 @@ class Config(config.TextConfig):
             raise UnsupportedArchitecture(f"{record.model} is not a model of transformers")
         hf = config_of(class_of(record.config), raw)
         refuse(body, hf)
-        text = hf.get_text_config()
+        text = text_config(body, hf)
 
         def number(name: str, default: int) -> int:
             try:
@@ -100,6 +100,14 @@ def config_of(cls: Any, raw: Mapping[str, Any]) -> Any:
     return made
 
 
+def text_config(body: Any, hf: Any) -> Any:
+    """The config of the text model. Raises Unsupported if there are several."""
+    try:
+        return hf.get_text_config()
+    except ValueError as error:
+        raise no_body(body.__name__, "its config has several text models") from error
+
+
 def refuse(body: Any, hf: Any) -> None:
     """Raise Unsupported for features that the class or its config show."""
     name = body.__name__
@@ -110,7 +118,7 @@ def refuse(body: Any, hf: Any) -> None:
     if body._is_stateful:
         why = "its layers have other states than keys and values"
         raise no_body(name, why, needs="a cache of recurrent states")
-    for kind in rope_types(getattr(hf.get_text_config(), "rope_parameters", None)):
+    for kind in rope_types(getattr(text_config(body, hf), "rope_parameters", None)):
         if any(each in kind for each in BATCHWIDE):
             why = f"rope_type={kind!r} depends on the longest text of a batch"
             raise no_body(name, why, needs="a rotation for the whole context")

@@ -117,6 +117,7 @@ def test_every_causal_class_is_right_or_refused(plugins: PluginManager) -> None:
         ("llama4_text", "Llama4ForCausalLM", "reads the weight of its Embedding module by itself"),
         ("qwen3_vl_text", "Qwen3VLTextModel", "not a causal language model"),
         ("qwen2_5_omni_text", "Qwen2_5OmniThinkerTextModel", "not a causal language model"),
+        ("musicgen", "MusicgenForCausalLM", "its config has several text models"),
     ],
 )
 def test_a_text_part_is_supported_or_refused(
