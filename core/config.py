@@ -1,18 +1,23 @@
 """Typed model configs, parsed and validated from config.json.
 
-An unknown key is an error if transformers' config class has it and its value is not the default
-there: it would change the model in a way that is not implemented. Other unknown keys are ignored.
+A key that would change the model in a way that is not implemented is an error: each config class
+names such keys in `unimplemented`. Other keys that are not read are ignored; if transformers' class
+has one with another default, a warning names it.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
 from inspect import signature
 from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
 from ostro.core.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 MAX_SIZE = 2**31
 """Sizes in configs are below this value."""
@@ -63,6 +68,7 @@ NEUTRAL = frozenset(
         "attention_dropout",
         "attention_probs_dropout_prob",
         "classifier_dropout",
+        "dropout",
         "embd_pdrop",
         "embedding_dropout",
         "hidden_dropout_prob",
@@ -88,15 +94,18 @@ class ModelConfig:
     """Base of all configs. A field without a default is required in config.json.
 
     vocab_size: ids 0..vocab_size - 1 are tokens; 0 for models without token inputs.
+    unimplemented: keys of config.json that are not fields and would change the model, each with the
+    only value that is accepted.
     """
 
     vocab_size: int = 0
+    unimplemented: ClassVar[Mapping[str, Any]] = {}
 
     @classmethod
     def from_hf(cls, raw: Mapping[str, Any], *, allow: Sequence[str] = ()) -> Self:
-        """Create a config from a parsed config.json; unknown keys in `allow` are accepted.
+        """Create a config from a parsed config.json; keys in `allow` are not refused.
 
-        Raises ConfigError with the field that is missing, mistyped, out of range or unknown.
+        Raises ConfigError with the field that is missing, mistyped, out of range or unimplemented.
         """
         known = {f.name: f for f in fields(cls)}
         hints = get_type_hints(cls)
@@ -110,7 +119,13 @@ class ModelConfig:
                 raise ConfigError(f"config.json has no {name!r}, which {cls.__module__} needs")
         for name, value in values.items():
             values[name] = typed(name, value, hints[name])
-        refuse_unknown(raw, set(known) | set(allow))
+        unread = {
+            key: value
+            for key, value in raw.items()
+            if value is not None and key not in known and key not in allow
+        }
+        refuse_unimplemented(unread, cls.unimplemented)
+        warn_of_unread(unread, raw.get("model_type"))
         config = cls(**cls.derive(raw, values))
         config.check()
         return config
@@ -141,6 +156,7 @@ class TextConfig(ModelConfig):
     tie_word_embeddings: bool = False
     rope_parameters: dict[str, Any] = field(default_factory=dict)
     default_theta: ClassVar[float] = 10000.0
+    unimplemented: ClassVar[Mapping[str, Any]] = {"is_causal": True}
 
     @classmethod
     def derive(cls, raw: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
@@ -353,19 +369,36 @@ def article(kind: str) -> str:
     return words.get(kind, f"a {kind}")
 
 
-def refuse_unknown(raw: Mapping[str, Any], known: set[str]) -> None:
-    """Raise ConfigError for unknown keys that differ from the default of transformers' class."""
-    unknown = {key: value for key, value in raw.items() if key not in known and key not in NEUTRAL}
-    unknown = {key: value for key, value in unknown.items() if value is not None}
-    if not unknown or not isinstance(raw.get("model_type"), str):
-        return
-    defaults = reference_defaults(raw["model_type"])
-    for key, value in unknown.items():
-        if key in defaults and defaults[key] != value:
+def refuse_unimplemented(unread: Mapping[str, Any], unimplemented: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a key with another value than the one that is implemented."""
+    for key, accepted in unimplemented.items():
+        value = unread.get(key, accepted)
+        if value != accepted:
             raise ConfigError(
-                f"config.json sets {key}={value!r:.80} (default {defaults[key]!r:.80}), which this "
-                f"architecture does not implement; use --allow-config {key} to ignore it"
+                f"config.json sets {key}={value!r:.80}, and this architecture implements only "
+                f"{accepted!r}; use --allow-config {key} to ignore it"
             )
+
+
+def warn_of_unread(unread: Mapping[str, Any], model_type: Any) -> None:
+    """Warn of keys that differ from the default of transformers' class of that model type."""
+    unread = {key: value for key, value in unread.items() if key not in NEUTRAL}
+    if not unread or not isinstance(model_type, str):
+        return
+    defaults = reference_defaults(model_type)
+    for key, value in unread.items():
+        if key in defaults and defaults[key] != value:
+            warn_once(
+                f"config.json sets {key}={value!r:.80} (default of {model_type}: "
+                f"{defaults[key]!r:.80}); ostro does not read it, so outputs may differ; "
+                f"--allow-config {key} hides this warning"
+            )
+
+
+@cache
+def warn_once(message: str) -> None:
+    """Log a warning; a config is read several times."""
+    logger.warning("%s", message)
 
 
 def reference_defaults(model_type: str, *, derived: bool = True) -> Mapping[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,10 @@ class Config(TextConfig):
     layer_norm_eps: float = 1e-12
     position_embedding_type: str = "absolute"
     labels: int = 2
+    unimplemented: ClassVar[Mapping[str, Any]] = {
+        "is_decoder": False,
+        "add_cross_attention": False,
+    }
 
     @classmethod
     def derive(cls, raw: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -64,7 +64,11 @@ class RoutedConfig(TextConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Config(RoutedConfig, llama.Config):
-    """The fields of transformers' DeepseekV2Config."""
+    """The fields of transformers' DeepseekV2Config.
+
+    The published code has two more settings: the number of layers from one with routed experts to
+    the next, and the function of the router's scores.
+    """
 
     topk_method: str = "greedy"
     q_lora_rank: int | None = 1536
@@ -73,6 +77,11 @@ class Config(RoutedConfig, llama.Config):
     qk_rope_head_dim: int = 64
     v_head_dim: int = 128
     qk_head_dim: int = 0
+    unimplemented: ClassVar[Mapping[str, Any]] = {
+        **llama.Config.unimplemented,
+        "moe_layer_freq": 1,
+        "scoring_func": "softmax",
+    }
 
     @classmethod
     def derive(cls, raw: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:

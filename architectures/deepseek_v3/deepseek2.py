@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from ostro import nn
 from ostro.architectures.deepseek_v2 import model as v2
@@ -14,6 +16,10 @@ class Config(v2.Config):
     """`scoring_func` is "softmax" for V2's router and "sigmoid" for V3's."""
 
     scoring_func: str = "sigmoid"
+    unimplemented: ClassVar[Mapping[str, Any]] = {
+        **v2.Config.unimplemented,
+        "rope_interleave": True,
+    }
 
     def check_router(self) -> None:
         if self.scoring_func not in ("softmax", "sigmoid"):

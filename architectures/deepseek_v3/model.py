@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from ostro import nn
 from ostro.architectures.deepseek_v2 import model as v2
@@ -18,6 +20,10 @@ class Config(v2.Config):
     topk_method: str = "noaux_tc"
     norm_topk_prob: bool = True
     rope_interleave: bool = True
+    unimplemented: ClassVar[Mapping[str, Any]] = {
+        **v2.Config.unimplemented,
+        "scoring_func": "sigmoid",
+    }
 
     def check_router(self) -> None:
         """V3 implements norm_topk_prob."""

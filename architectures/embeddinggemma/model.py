@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -14,6 +16,7 @@ from ostro.errors import ConfigError
 @dataclass(frozen=True, kw_only=True)
 class Config(gemma3.Config):
     use_bidirectional_attention: bool = False
+    unimplemented: ClassVar[Mapping[str, Any]] = {}
 
     def check(self) -> None:
         super().check()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,10 @@ class Config(llama.Config):
     head_dim: int = 256
     hidden_act: str = "gelu_pytorch_tanh"
     tie_word_embeddings: bool = True
+    unimplemented: ClassVar[Mapping[str, Any]] = {
+        **llama.Config.unimplemented,
+        "use_bidirectional_attention": False,
+    }
 
     @classmethod
     def derive(cls, raw: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:

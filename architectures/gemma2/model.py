@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -26,6 +26,10 @@ class Config(WindowConfig):
     sliding_window: int | None = 4096
     attn_logit_softcapping: float | None = 50.0
     final_logit_softcapping: float | None = 30.0
+    unimplemented: ClassVar[Mapping[str, Any]] = {
+        **WindowConfig.unimplemented,
+        "use_bidirectional_attention": False,
+    }
 
     def slides(self, layer: int) -> bool:
         return layer % 2 == 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from ostro import nn
 from ostro.architectures.deepseek_v2 import model as v2
@@ -30,6 +32,10 @@ class Config(v2.Config):
     v_head_dim: int = 256
     rope_interleave: bool = True
     mlp_layer_types: tuple[str, ...] | None = None
+    unimplemented: ClassVar[Mapping[str, Any]] = {
+        **v2.Config.unimplemented,
+        "scoring_func": "sigmoid",
+    }
 
     def check(self) -> None:
         super().check()

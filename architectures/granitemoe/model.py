@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -18,6 +20,10 @@ class Config(mixtral.ExpertsConfig, granite.Config):
     """shared_intermediate_size: the width of the shared MLP; 0 = none."""
 
     shared_intermediate_size: int = 0
+    unimplemented: ClassVar[Mapping[str, Any]] = {
+        **granite.Config.unimplemented,
+        "position_embedding_type": "rope",
+    }
 
     def check(self) -> None:
         super().check()

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -51,6 +51,7 @@ class Config(TextConfig):
     classifier_bias: bool = False
     classifier_activation: str = "gelu"
     num_labels: int = 2
+    unimplemented: ClassVar[Mapping[str, Any]] = {}
 
     @classmethod
     def from_hf(cls, raw: Mapping[str, Any], *, allow: Sequence[str] = ()) -> Self:

@@ -7,18 +7,15 @@ other, each after a norm of its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from ostro import Step, nn
 from ostro.config import TextConfig
 from ostro.errors import ConfigError
-
-DROPOUT = ("resid_pdrop", "embd_pdrop")
-"""Keys that affect training only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,10 +50,6 @@ class Config(LayerNormConfig):
     hidden_act: str = "gelu_new"
     layer_norm_eps: float = 1e-5
     qk_layernorm: bool = False
-
-    @classmethod
-    def from_hf(cls, raw: Mapping[str, Any], *, allow: Sequence[str] = ()) -> Self:
-        return super().from_hf(raw, allow=(*allow, *DROPOUT))
 
     @classmethod
     def derive(cls, raw: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:

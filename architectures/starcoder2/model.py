@@ -5,15 +5,10 @@ Lozhkov et al. 2024.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
 
 from ostro.architectures.phi.model import LayerNormConfig, TrunkModel
 from ostro.config import WindowConfig
-
-DROPOUT = ("residual_dropout", "embedding_dropout")
-"""Keys that affect training only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,10 +19,6 @@ class Config(WindowConfig, LayerNormConfig):
     norm_epsilon: float = 1e-5
     use_bias: bool = True
     tie_word_embeddings: bool = True
-
-    @classmethod
-    def from_hf(cls, raw: Mapping[str, Any], *, allow: Sequence[str] = ()) -> Self:
-        return super().from_hf(raw, allow=(*allow, *DROPOUT))
 
     @property
     def norm_eps(self) -> float:

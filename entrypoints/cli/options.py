@@ -187,7 +187,8 @@ def add_source_options(group: argparse._ArgumentGroup) -> None:
         action="append",
         default=[],
         metavar="KEY",
-        help="accept this unknown key of config.json; repeat the option for several keys",
+        help="ignore this key of config.json although it may change the model; repeat the option "
+        "for several keys",
     )
 
 

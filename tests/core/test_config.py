@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, get_type_hints
+from typing import Any, ClassVar, get_type_hints
 
 import pytest
 
@@ -36,6 +37,7 @@ class Config(WindowConfig):
     gate: bool = False
     inner: Inner = field(default_factory=Inner)
     table: dict[str, Any] = field(default_factory=dict)
+    unimplemented: ClassVar[Mapping[str, Any]] = {"logit_scale": 1.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,39 +252,64 @@ def test_scaling_lengthens_the_context(rule: dict[str, Any], limit: int) -> None
     assert config.context_limit == limit
 
 
-@pytest.fixture
-def known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers' class of model type "x" knows two keys more than ours."""
-    defaults = {"x": {"logit_scale": 1.0, "clip": None, "hidden_size": 4096}}
-    monkeypatch.setattr(configs, "reference_defaults", lambda kind: defaults.get(kind, {}))
-
-
-def test_a_key_that_would_change_the_model_is_refused(known: None) -> None:
-    said = r"sets logit_scale=0.5 \(default 1.0\).* --allow-config logit_scale"
+def test_an_unimplemented_key_is_refused() -> None:
+    said = r"sets logit_scale=0.5, and .* only 1.0; use --allow-config logit_scale"
     with pytest.raises(ConfigError, match=said):
-        read(model_type="x", logit_scale=0.5)
-    with pytest.raises(ConfigError, match=r"sets clip=8.0 \(default None\)"):
-        read(model_type="x", clip=8.0)
-    raw = {**GOOD, "model_type": "x", "logit_scale": 0.5}
-    assert Config.from_hf(raw, allow=["logit_scale"]).hidden_size == 64
+        read(logit_scale=0.5)
+    with pytest.raises(ConfigError, match="is_causal=False"):
+        WindowConfig.from_hf({**GOOD, "is_causal": False})
+    assert Config.from_hf({**GOOD, "logit_scale": 0.5}, allow=["logit_scale"]) == read()
     with pytest.raises(ConfigError, match="logit_scale"):
-        Config.from_hf(raw, allow=["clip"])
+        Config.from_hf({**GOOD, "logit_scale": 0.5}, allow=["clip"])
+
+
+@pytest.mark.parametrize("value", [1.0, 1, None])
+def test_the_implemented_value_of_a_key_is_accepted(value: Any) -> None:
+    assert read(logit_scale=value) == read()
+
+
+def test_a_field_is_not_unimplemented() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Implemented(Config):
+        logit_scale: float = 1.0
+
+    assert Implemented.from_hf({**GOOD, "logit_scale": 0.5}).logit_scale == 0.5
+
+
+@pytest.fixture
+def warnings(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Any:
+    """Warnings, if transformers' class of model type "x" has two keys more than ours."""
+    defaults = {"x": {"logit_cap": 1.0, "clip": None, "hidden_size": 4096}}
+    monkeypatch.setattr(configs, "reference_defaults", lambda kind: defaults.get(kind, {}))
+    configs.warn_once.cache_clear()
+    return lambda: [record.getMessage() for record in caplog.records]
+
+
+def test_a_key_that_only_transformers_reads_is_warned_of_once(warnings: Any) -> None:
+    assert read(model_type="x", logit_cap=0.5) == read(model_type="x", logit_cap=0.5)
+    read(model_type="x", clip=8.0)
+    Config.from_hf({**GOOD, "model_type": "x", "clip": 9.0}, allow=["clip"])
+    first, second = warnings()
+    assert "sets logit_cap=0.5 (default of x: 1.0)" in first
+    assert "--allow-config logit_cap" in first
+    assert "sets clip=8.0 (default of x: None)" in second
 
 
 @pytest.mark.parametrize(
     "raw",
     [
-        {"model_type": "x", "logit_scale": 1.0},
-        {"model_type": "x", "logit_scale": None},
+        {"model_type": "x", "logit_cap": 1.0},
+        {"model_type": "x", "logit_cap": None},
         {"model_type": "x", "made_up": 5},
-        {"model_type": "y", "logit_scale": 0.5},
-        {"model_type": ["x"], "logit_scale": 0.5},
-        {"logit_scale": 0.5},
+        {"model_type": "y", "logit_cap": 0.5},
+        {"model_type": ["x"], "logit_cap": 0.5},
+        {"logit_cap": 0.5},
         {"model_type": "x", "torch_dtype": "float16", "use_cache": False, "bos_token_id": 5},
     ],
 )
-def test_a_key_that_changes_nothing_is_let_pass(known: None, raw: dict[str, Any]) -> None:
+def test_other_keys_are_ignored(warnings: Any, raw: dict[str, Any]) -> None:
     assert read(**raw) == read()
+    assert not warnings()
 
 
 @pytest.mark.parametrize(
@@ -295,14 +322,19 @@ def test_a_key_that_changes_nothing_is_let_pass(known: None, raw: dict[str, Any]
         ("phi3", "embd_pdrop", 0.1),
         ("phi3", "resid_pdrop", 0.1),
         ("starcoder2", "residual_dropout", 0.1),
+        ("mllama_text_model", "dropout", 0.1),
         ("clip_vision_model", "initializer_factor", 0.5),
         ("deepseek_v3", "num_nextn_predict_layers", 0),
         ("deepseek_v3", "output_router_logits", True),
         ("glm4_moe", "router_aux_loss_coef", 0.5),
     ],
 )
-def test_keys_of_training_are_let_pass(kind: str, key: str, value: Any) -> None:
-    configs.refuse_unknown({"model_type": kind, key: value}, set())
+def test_keys_of_training_are_ignored(
+    caplog: pytest.LogCaptureFixture, kind: str, key: str, value: Any
+) -> None:
+    configs.warn_once.cache_clear()
+    configs.warn_of_unread({key: value}, kind)
+    assert not caplog.records
 
 
 def test_defaults_are_those_of_the_first_base_that_states_them() -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ostro.architectures.gemma2 import model as gemma2
 from ostro.architectures.llama import model as llama
 from ostro.architectures.llama import names as llama_names
 from ostro.architectures.qwen3 import naive as qwen3
@@ -129,7 +130,7 @@ WRONG: dict[str, tuple[str, Wrong]] = {
     ),
     "unimplemented config keys are rejected by name": (
         "gemma3",
-        lambda: replaced(config, "refuse_unknown", lambda raw, known: None),
+        lambda: replaced(config, "refuse_unimplemented", lambda *_: None),
     ),
     "only the public surface is imported": (
         "llama",
@@ -180,6 +181,18 @@ def test_a_check_fails_where_it_should(name: str) -> None:
         check.run(tiny)
         wronged = wrong()
         with wronged, pytest.raises(FAILS):
+            check.run(tiny)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "where"), [("gemma3", ""), ("gemma3_images", "text_config.")]
+)
+def test_a_key_that_changes_the_reference_must_be_named(architecture: str, where: str) -> None:
+    check = CHECKS["unimplemented config keys are rejected by name"]
+    said = f"^{where}use_bidirectional_attention=True is accepted and ignored"
+    with subject(all_plugins(), architecture) as tiny:
+        unnamed = replaced(gemma2.Config, "unimplemented", {})
+        with unnamed, pytest.raises(AssertionError, match=said):
             check.run(tiny)
 
 
