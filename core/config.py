@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from inspect import signature
-from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Protocol, Self, get_args, get_origin, get_type_hints
 
 from ostro.core.errors import ConfigError
 
@@ -137,6 +137,16 @@ class ModelConfig:
 
     def check(self) -> None:
         """Raise ConfigError if fields contradict each other."""
+
+
+class ConfigClass(Protocol):
+    """`Architecture.config`: a class of typed configs."""
+
+    def from_hf(self, raw: Mapping[str, Any], *, allow: tuple[str, ...] = ()) -> ModelConfig:
+        """The config of a parsed config.json. Unimplemented keys in `allow` are ignored.
+
+        Raises ConfigError for the others and for wrong types.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -106,3 +106,23 @@ class OutputParser(Protocol):
         `controls` are the ids of the control tokens. Raises Unsupported for what the notation
         cannot constrain.
         """
+
+
+class OutputParserClass(Protocol):
+    """`Parser.parser`: a class of parsers, one for each choice. See `OutputParser`."""
+
+    reasoning: tuple[str, str] | None
+
+    def __call__(
+        self, prompt_end: str, tools: Sequence[Tool], controls: Collection[str] = (), /
+    ) -> OutputParser: ...
+
+    def grammar(
+        self,
+        tools: Sequence[Tool],
+        choice: ToolChoice,
+        parallel: bool,
+        controls: Mapping[str, int] | None = None,
+        /,
+    ) -> str:
+        """The grammar of an output, in llguidance's Lark."""

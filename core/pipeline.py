@@ -16,19 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, TypeVar
 import msgspec
 
 from ostro.core.chat import ChatTemplate
-from ostro.core.engine.request import (
-    AdapterRef,
-    Finish,
-    Sampling,
-    TokenLogprobs,
-    TokenOutput,
-    TokenRequest,
-)
 from ostro.core.errors import CheckpointError, RequestError, Unsupported, nearest
-from ostro.core.ipc.messages import ModelInfo, ModelSpec
-from ostro.core.media import Prompt
 from ostro.core.media.parts import Medium
 from ostro.core.media.worker import MediaWorker
+from ostro.core.messages.commands import ModelInfo, ModelSpec
+from ostro.core.messages.outputs import Finish, TokenLogprobs, TokenOutput
+from ostro.core.messages.prompt import Prompt
+from ostro.core.messages.requests import AdapterRef, Sampling, TokenRequest
 from ostro.core.output import OutputEvent, OutputParser
 from ostro.core.records import Architecture, Parser, Settings
 from ostro.core.tokenizer import Tokenizer
@@ -424,3 +418,12 @@ class TextPipeline(Protocol):
     def token_bytes(self, token: int) -> bytes:
         """The bytes of one token in a text, the name of a control token."""
         ...
+
+
+class PipelineClass(Protocol):
+    """`Pipeline.pipeline`: a class of pipelines, one for each served model.
+
+    The routes of the task call its methods; that of text is an `ostro.pipelines.TextPipeline`.
+    """
+
+    def __call__(self, model: ServedModel, engine: AsyncEngine, /) -> object: ...

@@ -7,11 +7,17 @@ plugins can be listed and validated without importing torch. `resolve` imports s
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    import argparse
+
+    from starlette.requests import Request
+    from starlette.responses import Response
 
 API = (0, 2)
 """Version of the plugin API."""
@@ -312,8 +318,8 @@ class Parser(Record):
 
 Scope = Literal["open", "infer", "admin", "metrics"]
 """The permission that a route requires of an API key; "open" routes require no key."""
-Endpoint = Callable[..., Any] | Path
-"""An async function, or a folder of static files."""
+RouteEndpoint = Callable[..., Any] | Path
+"""An `Endpoint`, or a folder of static files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -349,7 +355,7 @@ class Route(Record):
               precedence over routes of the same path
     """
 
-    endpoint: Endpoint
+    endpoint: RouteEndpoint
     scope: Scope = "infer"
     request: object | None = None
     response: object | None = None
@@ -397,6 +403,24 @@ class Command(Record):
     help: str
     parser: Import
     run: Import
+
+
+class Endpoint(Protocol):
+    """`Route.endpoint`: an endpoint of Starlette."""
+
+    def __call__(self, request: Request, /) -> Awaitable[Response]: ...
+
+
+class CommandParser(Protocol):
+    """`Command.parser`: declares the options of a command."""
+
+    def __call__(self, parser: argparse.ArgumentParser, /) -> None: ...
+
+
+class CommandRunner(Protocol):
+    """`Command.run`: runs a command and returns the exit code."""
+
+    def __call__(self, args: argparse.Namespace, /) -> int: ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,22 @@ any state of a batch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slice:
+    """The progress of a job after one slice, `done` of `total`.
+
+    `arrays` are a preview, or the result in the last slice.
+    """
+
+    done: int
+    total: int
+    arrays: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -127,3 +127,9 @@ class DocumentStore(Protocol):
 
     def close(self) -> None:
         """Close the store."""
+
+
+class StoreOpener(Protocol):
+    """`Store.open`: opens the store at a location. Raises StoreError, and UsageError if unsafe."""
+
+    def __call__(self, location: str, /) -> DocumentStore: ...

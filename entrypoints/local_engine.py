@@ -12,11 +12,10 @@ from contextlib import suppress
 from itertools import count
 from typing import Any, Literal
 
-from ostro.core.engine.request import Output, TokenOutput, TokenRequest
 from ostro.core.errors import EngineDied, OstroError, Overloaded
 from ostro.core.ipc.client import AsyncEngine, check_output
 from ostro.core.ipc.loop import DrivenEngine, answer
-from ostro.core.ipc.messages import (
+from ostro.core.messages.commands import (
     AdapterCommand,
     AdapterInfo,
     AdapterResult,
@@ -26,6 +25,8 @@ from ostro.core.ipc.messages import (
     Ready,
     ToEngine,
 )
+from ostro.core.messages.outputs import Output, TokenOutput
+from ostro.core.messages.requests import TokenRequest
 from ostro.core.threads import THREADS
 
 Received = deque[Output | AdapterResult | Failed]

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from msgspec.structs import replace
 
-from ostro.core.engine.request import AdapterRef, TokenLogprobs, TokenOutput
 from ostro.core.errors import UsageError
-from ostro.core.ipc.messages import AdapterInfo
-from ostro.core.media import Inputs, Prompt
+from ostro.core.media.inputs import Inputs
 from ostro.core.media.parts import split_media
+from ostro.core.messages.commands import AdapterInfo
+from ostro.core.messages.outputs import TokenLogprobs, TokenOutput
+from ostro.core.messages.prompt import Prompt
+from ostro.core.messages.requests import AdapterRef
 from ostro.core.output import OutputParser
 from ostro.core.pipeline import Continuation, SamplingDefaults, ServedModel, TextPipeline
 from ostro.core.plugins.manager import PluginManager

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ostro.core.errors import RequestError, UsageError
-from ostro.core.media import Inputs, Item
+from ostro.core.media.inputs import Inputs
 from ostro.core.media.parts import Medium
 from ostro.core.media.worker import MediaSource
 from ostro.core.media.worker import make_item as decode_item
+from ostro.core.messages.prompt import Item
 
 if TYPE_CHECKING:
     import numpy as np

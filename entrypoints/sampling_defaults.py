@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from ostro.core.engine.request import Sampling
 from ostro.core.errors import RequestError
 from ostro.core.load.container import Container
 from ostro.core.load.open import generation_defaults
+from ostro.core.messages.requests import Sampling
 from ostro.core.pipeline import SamplingDefaults
 
 logger = logging.getLogger(__name__)

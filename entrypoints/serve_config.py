@@ -59,7 +59,7 @@ def further_model(first: Settings, reference: str) -> ModelOptions:
 
 def check_names(models: Sequence[ModelOptions]) -> None:
     """Raise UsageError for an empty name, and for models that share a name or an alias."""
-    from ostro.core.engine.request import DEFAULT
+    from ostro.core.messages.requests import DEFAULT
     from ostro.entrypoints.open import name_of
 
     names = [name for each in models for name in (name_of(each.settings), *each.aliases)]

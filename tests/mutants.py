@@ -175,9 +175,6 @@ CORE: Mapping[str, Mapping[str, Change]] = {
             "if differs or rows + self.size(entry) > self.max_rows:",
         ),
     },
-    "core/engine/request.py": {
-        "bias-may-be-nan": ("if not abs(bias) <= 100:", "if abs(bias) > 100:"),
-    },
     "core/engine/sampler.py": {
         "drafts-share-one-position": (
             "before[sequence] += 1",
@@ -272,12 +269,6 @@ CORE: Mapping[str, Mapping[str, Change]] = {
             "turned = image",
         ),
     },
-    "core/media/items.py": {
-        "shared-file-may-be-anywhere": (
-            'if path.parent != SHARED or not path.name.startswith("ostro-"):',
-            'if not path.name.startswith("ostro-"):',
-        ),
-    },
     "core/media/parts.py": {
         "any-number-of-media": (
             "    check_count(media)",
@@ -297,6 +288,15 @@ CORE: Mapping[str, Mapping[str, Change]] = {
             "cut = min(1.0, target / rate)",
             "cut = 1.0",
         ),
+    },
+    "core/messages/arrays.py": {
+        "shared-file-may-be-anywhere": (
+            'if path.parent != SHARED or not path.name.startswith("ostro-"):',
+            'if not path.name.startswith("ostro-"):',
+        ),
+    },
+    "core/messages/requests.py": {
+        "bias-may-be-nan": ("if not abs(bias) <= 100:", "if abs(bias) > 100:"),
     },
     "core/nn/embedding.py": {
         "head-keeps-the-rows-of-the-step": (

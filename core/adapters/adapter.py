@@ -73,6 +73,16 @@ class LoadedAdapter:
         return own + sum(member.nbytes for member in self.members)
 
 
+@dataclass(eq=False)
+class PooledAdapter:
+    """An adapter on the device: its pages, its special slot, and how many mixture rows use it."""
+
+    adapter: LoadedAdapter
+    pages: list[int]
+    slot: int | None
+    users: int = 0
+
+
 @dataclass(frozen=True, eq=False)
 class WeightedAdapter:
     """One adapter of a mixture, its scale, and the first token that it applies to."""

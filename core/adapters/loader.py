@@ -17,7 +17,13 @@ from ostro.core.adapters.delta import PAGE, AdapterDelta, Factors, pages_of
 from ostro.core.adapters.mixture_table import SPECIAL, WIDTH
 from ostro.core.adapters.pool import AdapterPool
 from ostro.core.adapters.targets import AdapterTargets, TargetResolver, describe_unmatched
-from ostro.core.adapters.weights import AdapterSource, AdapterWeights, LowRank, no_member
+from ostro.core.adapters.weights import (
+    AdapterReader,
+    AdapterSource,
+    AdapterWeights,
+    LowRank,
+    no_member,
+)
 from ostro.core.device import HOST
 from ostro.core.errors import (
     AdapterError,
@@ -33,7 +39,6 @@ from ostro.core.nn.experts import ExpertLinear
 from ostro.core.nn.storage import Storage, Stored
 from ostro.core.paths import resolve_path
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.protocols import AdapterReader
 from ostro.core.records import Files, Settings, TensorInfo, resolve
 from ostro.core.tokenizer import Tokenizer, load_tokenizer
 

@@ -10,7 +10,7 @@ from threading import Lock
 import torch
 from torch.nn import Module
 
-from ostro.core.adapters.adapter import LoadedAdapter, Mixture, WeightedAdapter
+from ostro.core.adapters.adapter import LoadedAdapter, Mixture, PooledAdapter, WeightedAdapter
 from ostro.core.adapters.delta import AdapterDelta
 from ostro.core.adapters.mixture_table import MixtureEntry, MixtureTables
 from ostro.core.adapters.scaling import Scaling
@@ -22,16 +22,6 @@ from ostro.core.placement.placement import Placement
 
 SLOTS = 16
 """Most adapters with gains, biases or whole weights on the device at once."""
-
-
-@dataclass(eq=False)
-class PooledAdapter:
-    """An adapter on the device: its pages, its special slot, and how many mixture rows use it."""
-
-    adapter: LoadedAdapter
-    pages: list[int]
-    slot: int | None
-    users: int = 0
 
 
 @dataclass(eq=False)

@@ -20,7 +20,6 @@ from ostro.core.adapters.adapter import EMPTY, LoadedAdapter, Mixture, WeightedA
 from ostro.core.adapters.loader import AdapterLoader, check_mixture
 from ostro.core.adapters.store import AdapterStore
 from ostro.core.adapters.weights import AdapterWeights
-from ostro.core.engine.request import AdapterRef
 from ostro.core.errors import (
     AdapterBusy,
     AdapterConflict,
@@ -32,7 +31,8 @@ from ostro.core.errors import (
     RequestError,
     nearest,
 )
-from ostro.core.ipc.messages import AdapterInfo
+from ostro.core.messages.commands import AdapterInfo
+from ostro.core.messages.requests import AdapterRef
 
 log = logging.getLogger(__name__)
 

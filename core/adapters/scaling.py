@@ -7,17 +7,13 @@ table, which the next forward pass reads.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ostro.core.adapters.adapter import WeightedAdapter
+from ostro.core.adapters.adapter import PooledAdapter, WeightedAdapter
 from ostro.core.adapters.mixture_table import MixtureTables
 from ostro.core.device import send, to_device
-
-if TYPE_CHECKING:
-    from ostro.core.adapters.pool import PooledAdapter
 
 
 class Scaling:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -140,3 +140,9 @@ class AdapterWeights:
         """Bytes of all its tensors."""
         own = sum(tensor.nbytes for _, tensor in self.tensors())
         return own + sum(member.nbytes for member in self.members)
+
+
+class AdapterReader(Protocol):
+    """`Adapter.load`: reads the weights of an adapter folder that the record claims."""
+
+    def __call__(self, source: AdapterSource, /) -> AdapterWeights: ...

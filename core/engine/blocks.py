@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import cycle
 
 from ostro.core.cache import CacheKind
-from ostro.core.media import Item
+from ostro.core.messages.prompt import Item
 
 Key = bytes
 

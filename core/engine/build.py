@@ -19,7 +19,6 @@ from ostro.core.engine.engine import Engine
 from ostro.core.engine.graphs import Graphs
 from ostro.core.engine.memory import BLOCK, budget, largest_context, most_bytes, plan_blocks
 from ostro.core.engine.pooling import PoolingEngine
-from ostro.core.engine.request import Sampling, TokenRequest
 from ostro.core.engine.runner import ModelRunner
 from ostro.core.engine.sampler import Sampler
 from ostro.core.engine.scheduler import Scheduler
@@ -31,6 +30,7 @@ from ostro.core.failure import Failures
 from ostro.core.load.describe import DTYPES
 from ostro.core.load.model import LoadedModel, describe
 from ostro.core.load.open import begin_id
+from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.nn import CachedLayer, TokenModel
 from ostro.core.ops import Target
 from ostro.core.plugins.manager import PluginManager

@@ -25,13 +25,13 @@ from ostro.core.device import free_bytes
 from ostro.core.engine.build import ROWS, ready_engine
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.memory import BLOCK
-from ostro.core.engine.request import Sampling, TokenRequest
 from ostro.core.load.describe import ModelOutline
 from ostro.core.load.model import LoadedModel, load_model
 from ostro.core.load.open import end_ids
 from ostro.core.load.planning import Weight
 from ostro.core.load.quantize import Maker, QuantizationPlan
 from ostro.core.load.weights import slots
+from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.nn import Head, Linear, Router
 from ostro.core.nn.experts import ExpertLinear
 from ostro.core.ops import Target

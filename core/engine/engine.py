@@ -21,21 +21,15 @@ from ostro.core.adapters.pool import NOTHING
 from ostro.core.adapters.registry import Registry
 from ostro.core.device import DeviceToHostCopy
 from ostro.core.engine.blocks import BlockManager, next_key, seed_key
-from ostro.core.engine.request import (
-    Finish,
-    Sampling,
-    Stats,
-    TokenLogprobs,
-    TokenOutput,
-    TokenRequest,
-)
 from ostro.core.engine.runner import LaunchedStep, ModelRunner
 from ostro.core.engine.sampler import SamplerOutput, has_dry
 from ostro.core.engine.scheduler import Chunk, Scheduler, StepPlan
 from ostro.core.engine.sequence import Sequence
 from ostro.core.errors import ContextLengthExceeded, OstroError, Overloaded, RequestError
 from ostro.core.failure import PLAIN, Failures, check_nan, described, is_out_of_memory, not_finite
-from ostro.core.media import Item, Prompt
+from ostro.core.messages.outputs import Finish, Stats, TokenLogprobs, TokenOutput
+from ostro.core.messages.prompt import Item, Prompt
+from ostro.core.messages.requests import Sampling, TokenRequest
 
 T = TypeVar("T")
 

@@ -8,34 +8,22 @@ be aborted after any slice.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from ostro.core.adapters.adapter import EMPTY, Mixture
 from ostro.core.adapters.pool import AdapterPool, MixtureLease
 from ostro.core.adapters.registry import Registry
 from ostro.core.device import HOST, current_device, to_device
-from ostro.core.engine.request import JobOutput, JobRequest, Stats
 from ostro.core.errors import OstroError, Overloaded, Unsupported
 from ostro.core.failure import PLAIN, Failures, described
-from ostro.core.media import Array
+from ostro.core.messages.arrays import Array
+from ostro.core.messages.outputs import JobOutput, Stats
+from ostro.core.messages.requests import JobRequest
 from ostro.core.nn import JobModel
-from ostro.core.step import ROWS
-
-
-@dataclass(frozen=True, kw_only=True)
-class Slice:
-    """The progress after one slice, `done` of `total`.
-
-    `arrays` are a preview, or the result in the last slice.
-    """
-
-    done: int
-    total: int
-    arrays: Mapping[str, Tensor] = field(default_factory=dict)
+from ostro.core.step import ROWS, Slice
 
 
 class JobEngine:

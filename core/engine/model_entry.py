@@ -13,9 +13,10 @@ from ostro.core.engine.blocks import CacheGroup
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.jobs import JobEngine
 from ostro.core.engine.pooling import PoolingEngine
-from ostro.core.engine.request import JobRequest, PoolingRequest, Request, Stats, TokenRequest
-from ostro.core.ipc.messages import ModelInfo, ModelSpec
 from ostro.core.load.model import LoadedModel
+from ostro.core.messages.commands import ModelInfo, ModelSpec
+from ostro.core.messages.outputs import Stats
+from ostro.core.messages.requests import JobRequest, PoolingRequest, Request, TokenRequest
 
 SubEngine = Engine | PoolingEngine | JobEngine
 

@@ -18,7 +18,7 @@ from typing import Protocol, TypeVar
 from ostro.core.device import return_memory
 from ostro.core.engine.model_entry import ModelEntry
 from ostro.core.errors import CheckpointError, OstroError
-from ostro.core.ipc.messages import FromEngine, ModelSpec, Progress
+from ostro.core.messages.commands import FromEngine, ModelSpec, Progress
 from ostro.core.records import ProgressCallback
 
 log = logging.getLogger(__name__)

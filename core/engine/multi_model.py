@@ -16,17 +16,8 @@ from ostro.core.engine.engine import Engine
 from ostro.core.engine.model_entry import ModelEntry, SubEngine
 from ostro.core.engine.model_loader import BetweenSteps, Build, ModelLoader
 from ostro.core.engine.preparation import Prepared, RequestPreparer
-from ostro.core.engine.request import (
-    DEFAULT,
-    AdapterRef,
-    Output,
-    Request,
-    Stats,
-    TokenOutput,
-    TokenRequest,
-)
 from ostro.core.errors import AdapterError, AdapterNotFound, NotFound, OstroError, Unsupported
-from ostro.core.ipc.messages import (
+from ostro.core.messages.commands import (
     AdapterCommand,
     AdapterResult,
     Failed,
@@ -36,6 +27,8 @@ from ostro.core.ipc.messages import (
     ModelResult,
     ModelSpec,
 )
+from ostro.core.messages.outputs import Output, Stats, TokenOutput
+from ostro.core.messages.requests import DEFAULT, AdapterRef, Request, TokenRequest
 from ostro.core.records import ProgressCallback
 
 log = logging.getLogger(__name__)

@@ -16,11 +16,12 @@ from ostro.core.adapters.adapter import EMPTY, Mixture
 from ostro.core.adapters.pool import NOTHING, MixtureLease
 from ostro.core.adapters.registry import Registry
 from ostro.core.device import current_device
-from ostro.core.engine.request import Finish, JobOutput, PoolingRequest, Stats
 from ostro.core.engine.runner import ModelRunner
 from ostro.core.errors import ContextLengthExceeded, OstroError, RequestError
 from ostro.core.failure import PLAIN, Failures, described, not_finite
-from ostro.core.media import Array
+from ostro.core.messages.arrays import Array
+from ostro.core.messages.outputs import Finish, JobOutput, Stats
+from ostro.core.messages.requests import PoolingRequest
 
 Pool = Callable[[Tensor, Sequence[int]], Tensor]
 """Hidden states [T, d] of inputs that start at `bounds` [B + 1] -> vectors [B, n]."""

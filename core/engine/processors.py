@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from ostro.core.device import send, to_device
-from ostro.core.engine.request import Sampling
 from ostro.core.engine.sequence import Failure, Sequence
 from ostro.core.errors import PluginError, RequestError, nearest
 from ostro.core.failure import is_out_of_memory, ordinary_errors
+from ostro.core.messages.requests import Sampling
 from ostro.core.ops import Op, Target, mask
 from ostro.core.records import LogitsProcessor, resolve
 from ostro.core.tokenizer.vocabulary import Vocabulary
@@ -104,6 +104,17 @@ class MaskProcessor(AnyProcessor, Protocol):
         order of `requests`; bit i % 32 of word i // 32 is token i. Returns the errors of single
         requests by their index: these end, the others go on.
         """
+
+
+class LogitsProcessorClass(Protocol):
+    """`LogitsProcessor.processor`: a class of processors, one for each engine."""
+
+    def __call__(
+        self, rows: int, vocabulary: Vocabulary, device: torch.device, /
+    ) -> Processor | MaskProcessor: ...
+
+    def check(self, value: Any, vocab: int, /) -> None:
+        """Raise RequestError if a request may not have this value for the parameter."""
 
 
 class Processors:

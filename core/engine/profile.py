@@ -13,9 +13,9 @@ from ostro.core.adapters.pool import AdapterPool
 from ostro.core.device import format_bytes, return_memory
 from ostro.core.engine.build import ROWS, build_engine, probe_token
 from ostro.core.engine.engine import Engine
-from ostro.core.engine.request import Sampling, TokenRequest
 from ostro.core.errors import InsufficientMemory
 from ostro.core.load.model import LoadedModel
+from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.nn import TokenModel
 from ostro.core.plugins.isolation import message_of
 from ostro.core.plugins.manager import PluginManager

@@ -23,13 +23,14 @@ from ostro.core.engine.features import FeatureStore, has_features, step_features
 from ostro.core.engine.graphs import Graphs
 from ostro.core.engine.layout import cross_metadata, encoder_write_metadata, paged_metadata
 from ostro.core.engine.location import runs_model
-from ostro.core.engine.request import TokenRequest
 from ostro.core.engine.sampler import Sampler
 from ostro.core.engine.scheduler import Chunk, StepPlan
 from ostro.core.engine.sequence import Sequence as TokenSequence
 from ostro.core.errors import RequestError
 from ostro.core.failure import ordinary_errors
-from ostro.core.media import Array, Item
+from ostro.core.messages.arrays import Array
+from ostro.core.messages.prompt import Item
+from ostro.core.messages.requests import TokenRequest
 from ostro.core.nn import TokenModel
 from ostro.core.ops.attention import AttentionMetadata
 from ostro.core.placement.segments import LayerSegments

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ostro.core.device import DeviceToHostCopy, send, to_device
 from ostro.core.engine.processors import Processors
-from ostro.core.engine.request import Sampling
 from ostro.core.engine.sequence import Sequence
+from ostro.core.messages.requests import Sampling
 from ostro.core.ops import Op, Target, penalize, sample
 from ostro.core.ops.penalize import Penalties
 from ostro.core.ops.penalize.dry import DryPenalty

@@ -18,7 +18,7 @@ from ostro.core.adapters.pool import NOTHING, AdapterPool
 from ostro.core.engine.blocks import BlockManager, BlockPool, EncoderBlocks
 from ostro.core.engine.sequence import Failure, Sequence
 from ostro.core.engine.speculation import ROWS, Speculation, may_speculate
-from ostro.core.media import Item
+from ostro.core.messages.prompt import Item
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,8 @@ from typing import Any
 from ostro.core.adapters.adapter import EMPTY, Mixture
 from ostro.core.adapters.pool import NOTHING, MixtureLease
 from ostro.core.engine.blocks import BlockTable, EncoderBlocks, Key, next_key
-from ostro.core.engine.request import Finish, TokenLogprobs, TokenRequest
+from ostro.core.messages.outputs import Finish, TokenLogprobs
+from ostro.core.messages.requests import TokenRequest
 
 Failure = tuple[list["Sequence"], Exception]
 """Sequences, and the error that ends them."""

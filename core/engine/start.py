@@ -33,14 +33,14 @@ from ostro.core.engine.model_loader import BetweenSteps
 from ostro.core.engine.multi_model import MultiModelEngine
 from ostro.core.engine.pooling import PoolingEngine
 from ostro.core.engine.profile import small_engine, step_bytes
-from ostro.core.engine.request import DEFAULT
 from ostro.core.errors import PluginError
 from ostro.core.failure import Failures
-from ostro.core.ipc.messages import ModelSpec
 from ostro.core.load.describe import ModelOutline
 from ostro.core.load.model import LoadedModel, load_model, requantize
 from ostro.core.load.open import find
 from ostro.core.load.pooling import read_pooling
+from ostro.core.messages.commands import ModelSpec
+from ostro.core.messages.requests import DEFAULT
 from ostro.core.nn import EncoderModel, JobModel, Model, TokenModel
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import ProgressCallback, Settings

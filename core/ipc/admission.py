@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from ostro.core.engine.request import Output, Request
+from ostro.core.messages.outputs import Output
+from ostro.core.messages.requests import Request
 
 
 class Admitted(Protocol):

@@ -14,20 +14,12 @@ from typing import Any, Literal, TypeVar
 
 from msgspec.structs import replace
 
-from ostro.core.engine.request import (
-    DEFAULT,
-    JobOutput,
-    JobRequest,
-    Output,
-    PoolingRequest,
-    Request,
-    Stats,
-    TokenOutput,
-    TokenRequest,
-)
 from ostro.core.errors import EngineDied, OstroError, Overloaded, RequestError
 from ostro.core.ipc.admission import Admission, AdmitAll
-from ostro.core.ipc.messages import (
+from ostro.core.ipc.frames import free_arrays, map_arrays
+from ostro.core.ipc.streams import JobStream, OutputStream, TokenStream
+from ostro.core.messages.arrays import Array
+from ostro.core.messages.commands import (
     Abort,
     AdapterCommand,
     AdapterInfo,
@@ -42,11 +34,9 @@ from ostro.core.ipc.messages import (
     Progress,
     Ready,
     ToEngine,
-    free_arrays,
-    map_arrays,
 )
-from ostro.core.ipc.streams import JobStream, OutputStream, TokenStream
-from ostro.core.media import Array
+from ostro.core.messages.outputs import JobOutput, Output, Stats, TokenOutput
+from ostro.core.messages.requests import DEFAULT, JobRequest, PoolingRequest, Request, TokenRequest
 
 Out = TypeVar("Out", TokenOutput, JobOutput)
 HEARTBEAT = 1.0

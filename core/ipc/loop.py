@@ -8,9 +8,8 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from ostro.core.engine.request import Output, Request, Stats
 from ostro.core.errors import OstroError
-from ostro.core.ipc.messages import (
+from ostro.core.messages.commands import (
     Abort,
     AdapterCommand,
     Close,
@@ -22,6 +21,8 @@ from ostro.core.ipc.messages import (
     Outputs,
     ToEngine,
 )
+from ostro.core.messages.outputs import Output, Stats
+from ostro.core.messages.requests import Request
 from ostro.core.threads import THREADS
 
 log = logging.getLogger(__name__)

@@ -23,26 +23,22 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ostro.core.engine.request import JobRequest, Request, TokenRequest
 from ostro.core.errors import EngineDied, InsufficientMemory, OstroError
 from ostro.core.ipc import loop
 from ostro.core.ipc.client import AsyncEngine
-from ostro.core.ipc.messages import (
+from ostro.core.ipc.frames import Frames, frame, from_engine, map_arrays, to_engine
+from ostro.core.messages.arrays import Array
+from ostro.core.messages.commands import (
     Close,
     Failed,
-    Frames,
     FromEngine,
     ModelSpec,
     Progress,
     Ready,
     StartEngine,
     ToEngine,
-    frame,
-    from_engine,
-    map_arrays,
-    to_engine,
 )
-from ostro.core.media import Array
+from ostro.core.messages.requests import JobRequest, Request, TokenRequest
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Import, Settings, resolve
 from ostro.core.threads import THREADS

@@ -6,8 +6,8 @@ import asyncio
 from abc import ABC, abstractmethod
 from typing import Generic, TypeVar
 
-from ostro.core.engine.request import JobOutput, TokenOutput
 from ostro.core.errors import OstroError, Overloaded
+from ostro.core.messages.outputs import JobOutput, TokenOutput
 
 Out = TypeVar("Out", TokenOutput, JobOutput)
 BUFFER = 1 << 17

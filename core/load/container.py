@@ -98,6 +98,18 @@ class Container(Protocol):
         """Close the files. Tensors already read stay valid: each keeps its map alive."""
 
 
+class ConfigReader(Protocol):
+    """`Architecture.gguf_config`: a config.json from the header of a GGUF file."""
+
+    def __call__(self, container: Container, /) -> Mapping[str, Any]: ...
+
+
+class CheckpointOpener(Protocol):
+    """`Checkpoint.open`: opens a file or folder that the record claims; reads headers only."""
+
+    def __call__(self, path: Path, /) -> Container: ...
+
+
 class MappedFile:
     """A file's bytes, mapped copy-on-write: a write to a tensor never reaches the file.
 

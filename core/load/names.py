@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -226,6 +226,12 @@ class Names:
     @cached_property
     def spaces(self) -> Mapping[str, Sequence[Pair]]:
         return {"hub": self.hub, "gguf": self.gguf, "tree": (*self.tree, *self.hub)}
+
+
+class NamesFunction(Protocol):
+    """`Architecture.names`: the names of the weights in the files of one config."""
+
+    def __call__(self, config: Any, /) -> Names: ...
 
 
 def apply(transform: Transform | None, tensor: Tensor) -> Tensor:

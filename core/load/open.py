@@ -17,9 +17,8 @@ from ostro.core.errors import (
     UsageError,
 )
 from ostro.core.load import bare, transformers_backend
-from ostro.core.load.container import Container
+from ostro.core.load.container import CheckpointOpener, ConfigReader, Container
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.protocols import CheckpointOpener, ConfigReader
 from ostro.core.records import STARTER, Architecture, Files, Settings, resolve
 
 logger = logging.getLogger(__name__)

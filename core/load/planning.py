@@ -21,7 +21,6 @@ from ostro.core.nn import Embedding, Linear, Router
 from ostro.core.nn.experts import ExpertLinear
 from ostro.core.nn.linear import Slot
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.protocols import FormatPlanner
 from ostro.core.records import ProgressCallback, Settings, resolve
 
 
@@ -84,6 +83,12 @@ class Planned:
     formats: Mapping[Weight, str]
     outcome: str
     importance: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class FormatPlanner(Protocol):
+    """`Planner.plan`: chooses the format of every weight."""
+
+    def __call__(self, request: PlanRequest, /) -> Planned: ...
 
 
 class PlanInterrupted(KeyboardInterrupt):

@@ -23,10 +23,9 @@ from ostro.core.load.names import Names
 from ostro.core.load.open import open_container
 from ostro.core.nn import Embedding, Head, Router
 from ostro.core.nn.linear import Slot
-from ostro.core.nn.storage import Storage
+from ostro.core.nn.storage import QuantizingStorageClass, Storage
 from ostro.core.placement.patterns import PatternRule, ancestors, read_rules, regex
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.protocols import QuantizingStorageClass
 from ostro.core.records import Format, Planner, Quantizer, Settings, resolve
 
 SHORT: Mapping[str, str] = {bits: f"q{bits}k" for bits in "23456"} | {"8": "q8_0"}

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -104,3 +105,18 @@ class Saving:
 def is_quantizable(transform: Transform | None) -> bool:
     """Whether a float tensor with this transform can be read again once it is quantized."""
     return transform is None or transform.packed or isinstance(transform, StorageTransform)
+
+
+class ConfigWriter(Protocol):
+    """`Architecture.gguf_metadata`: keys of a GGUF file for a config; None omits a key."""
+
+    def __call__(self, config: Any, raw: Mapping[str, Any], /) -> Mapping[str, Any]: ...
+
+
+class CheckpointWriter(Protocol):
+    """`Checkpoint.write`: writes a model and returns its path.
+
+    `progress` is called with the bytes done and the bytes in all.
+    """
+
+    def __call__(self, saving: Saving, progress: Callable[[int, int], None], /) -> Path: ...

@@ -22,8 +22,10 @@ import msgspec
 
 from ostro.core import errors
 from ostro.core.errors import OstroError, Overloaded, RequestError
-from ostro.core.media.items import Array, Inputs, Item, Prompt, sweep
+from ostro.core.media.inputs import Inputs
 from ostro.core.media.parts import check_count
+from ostro.core.messages.arrays import Array, sweep
+from ostro.core.messages.prompt import Item, Prompt
 from ostro.core.records import Import, resolve
 from ostro.core.worker import WorkerProcess, frame
 

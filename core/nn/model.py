@@ -12,8 +12,8 @@ from torch.nn import Module
 from ostro.core.step import Medium, Step
 
 if TYPE_CHECKING:
-    from ostro.core.engine.jobs import Slice
-    from ostro.core.engine.request import JobRequest
+    from ostro.core.messages.requests import JobRequest
+    from ostro.core.step import Slice
 
 
 class Model(Module):

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -156,3 +156,22 @@ class Storage(ABC):
                 f"{self.format} weights have no deterministic kernel; remove --deterministic"
             )
         return f"{self.format}: dequantized in blocks of rows"
+
+
+class StorageClass(Protocol):
+    """`Quantizer.storage`: a class of storages."""
+
+    def read(self, stored: Stored, /) -> Storage:
+        """The storage of what a checkpoint holds for one part of a linear."""
+
+
+class QuantizingStorageClass(StorageClass, Protocol):
+    """`Quantizer.storage` of a quantizer that makes formats."""
+
+    def quantize(
+        self, weight: Tensor, format: str, dtype: torch.dtype, importance: Tensor | None = None, /
+    ) -> Storage:
+        """Quantize a float weight [..., n, k] to a format of the record's `makes`.
+
+        dtype: that of the computation. importance [k] float32: weights of the errors by column.
+        """

@@ -28,7 +28,7 @@ CHECKS: Mapping[str, Callable[[Any], bool]] = {
     "int": lambda value: type(value) is int,
     "Import": lambda value: isinstance(value, str) and bool(_IMPORT.fullmatch(value)),
     "Callable": callable,
-    "Endpoint": lambda value: callable(value) or isinstance(value, Path),
+    "RouteEndpoint": lambda value: callable(value) or isinstance(value, Path),
     "Scope": lambda value: value in get_args(Scope),
     "object": lambda value: True,
     "Mapping": lambda value: isinstance(value, Mapping),

@@ -11,12 +11,11 @@ from typing import Any
 
 from ostro.core.errors import TokenizerError
 from ostro.core.plugins.manager import PluginManager, installed_plugins
-from ostro.core.protocols import TokenizerLoader
 from ostro.core.records import TokenizerFormat, TokenizerSource, resolve
 from ostro.core.tokenizer.detokenizer import Detokenizer
 from ostro.core.tokenizer.errors import tokenizer_errors
 from ostro.core.tokenizer.folder import build_tokenizer, read_json
-from ostro.core.tokenizer.tokenizer import Tokenizer
+from ostro.core.tokenizer.tokenizer import Tokenizer, TokenizerLoader
 
 __all__ = ["Detokenizer", "Tokenizer", "build_tokenizer", "load_tokenizer"]
 

@@ -6,6 +6,7 @@ import copy
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
 
 import tokenizers
 
@@ -14,6 +15,9 @@ from ostro.core.tokenizer.bound import longest_token
 from ostro.core.tokenizer.detokenizer import Detokenizer, Spelling, WindowDetokenizer
 from ostro.core.tokenizer.errors import tokenizer_errors
 from ostro.core.tokenizer.limit import check_length, too_long
+
+if TYPE_CHECKING:
+    from ostro.core.records import TokenizerSource
 
 
 class Tokenizer:
@@ -287,3 +291,21 @@ def _pattern(tokens: Iterable[tokenizers.AddedToken]) -> re.Pattern[str] | None:
         text = re.escape(token.content)
         branches.append(rf"(?<!\w){text}(?!\w)" if token.single_word else text)
     return re.compile("|".join(branches)) if branches else None
+
+
+class TokenizerLoader(Protocol):
+    """`TokenizerFormat.load`: loads the tokenizer of a source that the record claims."""
+
+    def __call__(self, source: TokenizerSource, /) -> Tokenizer: ...
+
+
+class TokenizerWriter(Protocol):
+    """`TokenizerFormat.write`: the keys of a container's header for a tokenizer.
+
+    `source` is the folder that the tokenizer was loaded from, `keys` are the header's other keys.
+    Raises TokenizerError for a tokenizer that the header cannot describe.
+    """
+
+    def __call__(
+        self, tokenizer: Tokenizer, source: TokenizerSource, keys: Mapping[str, Any], /
+    ) -> Mapping[str, Any]: ...

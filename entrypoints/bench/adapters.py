@@ -18,8 +18,8 @@ from ostro.core.adapters.adapter import EMPTY, Mixture
 from ostro.core.adapters.registry import Registry
 from ostro.core.adapters.weights import AdapterWeights, LowRank
 from ostro.core.engine.engine import Engine
-from ostro.core.engine.request import AdapterRef
 from ostro.core.errors import UsageError
+from ostro.core.messages.requests import AdapterRef
 from ostro.core.nn import Head, Linear
 from ostro.entrypoints.bench.figures import Row, Trace, summarize, title
 from ostro.entrypoints.bench.local import random_prompts, run

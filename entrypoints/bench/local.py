@@ -8,8 +8,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from ostro.core.adapters.adapter import EMPTY
-from ostro.core.engine.request import Sampling, TokenRequest
 from ostro.core.errors import OstroError
+from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.threads import THREADS
 from ostro.entrypoints.bench.figures import Row, Trace, summarize, take, title
 

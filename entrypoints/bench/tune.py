@@ -16,7 +16,7 @@ from ostro.core.cpu import core_count
 from ostro.core.engine.model_entry import ModelEntry
 from ostro.core.engine.start import open_engine
 from ostro.core.errors import OstroError, UsageError
-from ostro.core.ipc.messages import ModelSpec
+from ostro.core.messages.commands import ModelSpec
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import ProgressCallback, Settings
 from ostro.core.threads import THREADS

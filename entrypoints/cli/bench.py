@@ -141,7 +141,7 @@ def check_target(args: argparse.Namespace) -> None:
 
 def local(args: argparse.Namespace, counts: list[int]) -> list[Any]:
     from ostro.core.engine.start import open_engine
-    from ostro.core.ipc.messages import ModelSpec
+    from ostro.core.messages.commands import ModelSpec
     from ostro.core.plugins.manager import PluginManager
     from ostro.entrypoints.bench.local import measure
     from ostro.entrypoints.python import tokenizer as load_tokenizer

@@ -128,7 +128,7 @@ def modality(record: Architecture) -> tuple[str, ...]:
     """Text, and the media that the inputs of a record make items of."""
     if record.inputs is None:
         return ("text",)
-    from ostro.core.media.items import Inputs
+    from ostro.core.media.inputs import Inputs
 
     cls = resolve(record.inputs)
     media = [each for each in MEDIA if getattr(cls, each, None) is not getattr(Inputs, each)]

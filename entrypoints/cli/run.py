@@ -282,7 +282,7 @@ def make_conversation(args: argparse.Namespace) -> Conversation:
     """
     import msgspec
 
-    from ostro.core.engine.request import Sampling, unusual_values
+    from ostro.core.messages.requests import Sampling, unusual_values
 
     applied = args.apply or [entry.partition("=")[0] for entry in args.adapters]
     values = {name: getattr(args, name) for name in SAMPLING}

@@ -17,7 +17,6 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ostro.core.engine.request import DEFAULT
 from ostro.core.errors import (
     AdapterConflict,
     AdapterError,
@@ -25,7 +24,8 @@ from ostro.core.errors import (
     AdapterNotFound,
     UsageError,
 )
-from ostro.core.ipc.messages import AdapterInfo
+from ostro.core.messages.commands import AdapterInfo
+from ostro.core.messages.requests import DEFAULT
 from ostro.core.paths import resolve_path
 from ostro.core.records import Route
 from ostro.entrypoints.http.body import read_request

@@ -18,17 +18,10 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from ostro.core.engine.request import (
-    DEFAULT,
-    JobRequest,
-    Output,
-    Request,
-    Stats,
-    TokenOutput,
-    TokenRequest,
-)
 from ostro.core.errors import OstroError
 from ostro.core.ipc.client import RequestObserver
+from ostro.core.messages.outputs import Output, Stats, TokenOutput
+from ostro.core.messages.requests import DEFAULT, JobRequest, Request, TokenRequest
 from ostro.entrypoints.http.http_series import REQUESTS, STEPS, HttpSeries
 from ostro.entrypoints.http.request_record import OTHER, RECORD, RequestRecord
 from ostro.entrypoints.http.series import Histogram, Labels, counter_family, histogram_family

@@ -19,9 +19,9 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ostro.core.engine.request import Stats
 from ostro.core.errors import OstroError
 from ostro.core.ipc.process import ProcessEngine
+from ostro.core.messages.outputs import Stats
 from ostro.core.records import Route
 from ostro.core.store import StoreUsage
 from ostro.entrypoints.http.measurement import RequestMetrics

@@ -16,7 +16,6 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ostro.core.engine.request import DEFAULT, Stats
 from ostro.core.errors import (
     AdapterForbidden,
     AdapterNotFound,
@@ -26,6 +25,8 @@ from ostro.core.errors import (
     RequestError,
     Unsupported,
 )
+from ostro.core.messages.outputs import Stats
+from ostro.core.messages.requests import DEFAULT
 from ostro.core.records import Route, Settings
 from ostro.entrypoints.http.admin import Admin
 from ostro.entrypoints.http.body import read_request

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ostro.core.engine.request import Finish, TokenLogprobs
+from ostro.core.messages.outputs import Finish, TokenLogprobs
 from ostro.core.pipeline import Usage
 from ostro.core.tokenizer.detokenizer import token_name
 from ostro.entrypoints.operations.text import (

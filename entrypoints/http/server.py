@@ -20,8 +20,8 @@ from fastapi import FastAPI
 
 from ostro.core.errors import EngineDied, OstroError, Overloaded, TemplateError, UsageError
 from ostro.core.ipc.client import PATIENCE
-from ostro.core.ipc.messages import ModelInfo, Ready
 from ostro.core.ipc.process import ENGINE, ProcessEngine
+from ostro.core.messages.commands import ModelInfo, Ready
 from ostro.core.pipeline import ServedModel
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Import, Settings

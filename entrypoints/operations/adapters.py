@@ -6,10 +6,10 @@ import logging
 from collections.abc import Mapping, Sequence
 from math import isfinite
 
-from ostro.core.engine.request import AdapterRef
 from ostro.core.errors import AdapterError, AdapterNameRefused, RequestError
 from ostro.core.ipc.client import AsyncEngine
-from ostro.core.ipc.messages import AdapterInfo
+from ostro.core.messages.commands import AdapterInfo
+from ostro.core.messages.requests import AdapterRef
 from ostro.core.pipeline import AdapterChoice, ModelTarget
 
 log = logging.getLogger(__name__)

@@ -15,8 +15,9 @@ from hashlib import blake2b
 
 from msgspec.structs import replace
 
-from ostro.core.engine.request import Output, PoolingRequest, Request, TokenOutput, TokenRequest
 from ostro.core.errors import Overloaded
+from ostro.core.messages.outputs import Output, TokenOutput
+from ostro.core.messages.requests import PoolingRequest, Request, TokenRequest
 from ostro.entrypoints.operations.caller import ANYONE, Caller
 from ostro.entrypoints.operations.quotas import Quota, Reservation, Taken
 

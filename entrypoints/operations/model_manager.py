@@ -16,7 +16,7 @@ from ostro.core.errors import (
     OstroError,
     Overloaded,
 )
-from ostro.core.ipc.messages import ModelInfo, ModelResult, ModelSpec, Progress
+from ostro.core.messages.commands import ModelInfo, ModelResult, ModelSpec, Progress
 from ostro.core.pipeline import ServedModel
 from ostro.core.records import Settings
 from ostro.entrypoints.operations.service import Service

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ostro.core.ipc.messages import ModelInfo
+from ostro.core.messages.commands import ModelInfo
 from ostro.core.pipeline import ServedModel
 from ostro.entrypoints.operations.caller import ANYONE, Caller
 from ostro.entrypoints.operations.service import Service

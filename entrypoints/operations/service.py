@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ostro.core.engine.request import DEFAULT, AdapterRef
 from ostro.core.errors import AdapterNotFound, NotFound, Overloaded, Unsupported, close_names
 from ostro.core.ipc.client import AsyncEngine
+from ostro.core.messages.requests import DEFAULT, AdapterRef
 from ostro.core.pipeline import ModelTarget, ServedModel
 from ostro.entrypoints.operations.adapters import Adapters, adapter_refs
 from ostro.entrypoints.operations.admission import CLAIM

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from ostro.core.engine.request import Finish, TokenLogprobs
+from ostro.core.messages.outputs import Finish, TokenLogprobs
 from ostro.core.output import CallArguments, CallStart, OutputEvent, Reasoning, Text
 from ostro.core.pipeline import Answer, TextDelta, TextPipeline, Usage
 

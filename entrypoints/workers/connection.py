@@ -14,18 +14,18 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 
-from ostro.core.engine.request import DEFAULT, Output, TokenRequest
 from ostro.core.errors import OstroError, Overloaded, Unsupported
-from ostro.core.ipc.messages import (
+from ostro.core.ipc.frames import Frames, frame
+from ostro.core.messages.commands import (
     Abort,
     AdapterCommand,
     AdapterResult,
-    Frames,
     GetStats,
     ModelCommand,
     Outputs,
-    frame,
 )
+from ostro.core.messages.outputs import Output
+from ostro.core.messages.requests import DEFAULT, TokenRequest
 from ostro.entrypoints.http.http_series import HttpSeries
 from ostro.entrypoints.http.request_record import RECORD, RequestRecord
 from ostro.entrypoints.operations.admission import CLAIM, Claim

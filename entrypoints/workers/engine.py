@@ -8,11 +8,13 @@ from itertools import count
 
 import msgspec
 
-from ostro.core.engine.request import Request, Stats
 from ostro.core.errors import EngineDied, OstroError
 from ostro.core.ipc.client import AsyncEngine
-from ostro.core.ipc.messages import AdapterResult, Outputs, Ready, ToEngine, map_arrays
-from ostro.core.media import Array
+from ostro.core.ipc.frames import map_arrays
+from ostro.core.messages.arrays import Array
+from ostro.core.messages.commands import AdapterResult, Outputs, Ready, ToEngine
+from ostro.core.messages.outputs import Stats
+from ostro.core.messages.requests import Request
 from ostro.entrypoints.http.request_record import OTHER, RECORD
 from ostro.entrypoints.operations.admission import CLAIM
 from ostro.entrypoints.operations.keys import Key

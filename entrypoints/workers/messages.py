@@ -7,9 +7,8 @@ from typing import Any
 import msgspec
 
 from ostro.core import errors
-from ostro.core.engine.request import Request, Stats
 from ostro.core.errors import OstroError
-from ostro.core.ipc.messages import (
+from ostro.core.messages.commands import (
     Abort,
     AdapterCommand,
     AdapterInfo,
@@ -19,6 +18,8 @@ from ostro.core.ipc.messages import (
     ModelInfo,
     Outputs,
 )
+from ostro.core.messages.outputs import Stats
+from ostro.core.messages.requests import Request
 from ostro.core.records import Settings
 from ostro.entrypoints.http.http_series import HttpSeries
 from ostro.entrypoints.operations import caller, quotas

@@ -16,9 +16,10 @@ from typing import Any
 import msgspec
 from starlette.middleware import Middleware
 
-from ostro.core.engine.request import Stats
 from ostro.core.errors import EngineDied, OstroError
-from ostro.core.ipc.messages import LENGTH, AdapterResult, Frames, Outputs, Ready, frame
+from ostro.core.ipc.frames import LENGTH, Frames, frame
+from ostro.core.messages.commands import AdapterResult, Outputs, Ready
+from ostro.core.messages.outputs import Stats
 from ostro.core.pipeline import ServedModel
 from ostro.core.plugins.manager import PluginManager
 from ostro.entrypoints.http.app import make_app, routes_of

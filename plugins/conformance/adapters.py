@@ -19,8 +19,8 @@ from ostro.core.adapters.delta import shape_of
 from ostro.core.adapters.targets import TargetResolver
 from ostro.core.adapters.weights import AdapterWeights, LowRank
 from ostro.core.engine.engine import Engine
-from ostro.core.engine.request import AdapterRef
 from ostro.core.load.model import LoadedModel
+from ostro.core.messages.requests import AdapterRef
 from ostro.core.nn import Embedding, Linear
 from ostro.core.nn.experts import ExpertLinear
 from ostro.core.plugins.manager import PluginManager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ostro.core.media import Prompt
+from ostro.core.messages.prompt import Prompt
 from ostro.plugins.conformance.checks import check, decodes
 from ostro.plugins.conformance.examples import beginning, longest_span
 from ostro.plugins.conformance.golden import Golden

@@ -22,7 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostro.core.media import Array, Prompt
+from ostro.core.messages.arrays import Array
+from ostro.core.messages.prompt import Prompt
 
 if TYPE_CHECKING:
     Values = np.ndarray[Any, Any]

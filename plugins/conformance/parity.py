@@ -20,10 +20,11 @@ from ostro.core.adapters.pool import NOTHING, MixtureLease
 from ostro.core.config import ModelConfig
 from ostro.core.engine.build import build_engine
 from ostro.core.engine.engine import Engine, rekey_media
-from ostro.core.engine.request import Sampling, TokenRequest
 from ostro.core.load.model import LoadedModel, load_model
 from ostro.core.load.names import Names
-from ostro.core.media import Inputs, Prompt
+from ostro.core.media.inputs import Inputs
+from ostro.core.messages.prompt import Prompt
+from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.nn import EncoderModel
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Architecture, Settings, resolve

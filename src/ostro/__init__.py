@@ -31,38 +31,30 @@ if os.path.isfile(os.path.join(os.path.dirname(__file__), "core")):
 if TYPE_CHECKING:
     from ostro import architectures as trunks
     from ostro import caches, checkpoints, config, errors, http, nn, ops, pipelines, testing
-    from ostro.core.adapters.weights import AdapterSource, AdapterWeights, LowRank, Mixer
-    from ostro.core.cache import CacheKind, CacheSpec
-    from ostro.core.engine.jobs import Slice
-    from ostro.core.engine.request import JobRequest
-    from ostro.core.hooks import hookimpl
-    from ostro.core.load.container import Container
-    from ostro.core.load.experts import ExpertNames, RowPart
-    from ostro.core.load.names import Add, HeadRows, Names, Pair, Unpermute
-    from ostro.core.media import Array, Inputs, Item, Prompt, content_key
-    from ostro.core.nn.storage import Storage, Stored
-    from ostro.core.ops.choose import Fused, Kernel
-    from ostro.core.protocols import (
+    from ostro.core.adapters.weights import (
         AdapterReader,
-        CheckpointOpener,
-        CheckpointWriter,
-        CommandParser,
-        CommandRunner,
-        ConfigClass,
-        ConfigReader,
-        ConfigWriter,
-        Endpoint,
-        FormatPlanner,
-        LogitsProcessorClass,
-        NamesFunction,
-        OutputParserClass,
-        PipelineClass,
-        QuantizingStorageClass,
-        StorageClass,
-        StoreOpener,
-        TokenizerLoader,
-        TokenizerWriter,
+        AdapterSource,
+        AdapterWeights,
+        LowRank,
+        Mixer,
     )
+    from ostro.core.cache import CacheKind, CacheSpec
+    from ostro.core.config import ConfigClass
+    from ostro.core.engine.processors import LogitsProcessorClass
+    from ostro.core.hooks import hookimpl
+    from ostro.core.load.container import CheckpointOpener, ConfigReader, Container
+    from ostro.core.load.experts import ExpertNames, RowPart
+    from ostro.core.load.names import Add, HeadRows, Names, NamesFunction, Pair, Unpermute
+    from ostro.core.load.planning import FormatPlanner
+    from ostro.core.load.saving import CheckpointWriter, ConfigWriter
+    from ostro.core.media.inputs import Inputs
+    from ostro.core.messages.arrays import Array
+    from ostro.core.messages.prompt import Item, Prompt, content_key
+    from ostro.core.messages.requests import JobRequest
+    from ostro.core.nn.storage import QuantizingStorageClass, Storage, StorageClass, Stored
+    from ostro.core.ops.choose import Fused, Kernel
+    from ostro.core.output import OutputParserClass
+    from ostro.core.pipeline import PipelineClass
     from ostro.core.records import (
         Adapter,
         Alias,
@@ -70,6 +62,9 @@ if TYPE_CHECKING:
         Cache,
         Checkpoint,
         Command,
+        CommandParser,
+        CommandRunner,
+        Endpoint,
         Files,
         Format,
         HubReference,
@@ -89,8 +84,16 @@ if TYPE_CHECKING:
         TokenizerSource,
         resolve,
     )
-    from ostro.core.step import Features, Medium, Step
-    from ostro.core.store import BlobWriter, Document, DocumentStore, StoreUsage, new_id
+    from ostro.core.step import Features, Medium, Slice, Step
+    from ostro.core.store import (
+        BlobWriter,
+        Document,
+        DocumentStore,
+        StoreOpener,
+        StoreUsage,
+        new_id,
+    )
+    from ostro.core.tokenizer.tokenizer import TokenizerLoader, TokenizerWriter
     from ostro.entrypoints.local_model import LocalModel
     from ostro.entrypoints.python import load, tokenizer
 
@@ -106,26 +109,31 @@ _MODULES = (
     "testing",
 )
 _NAMES = {
-    "ostro.core.adapters.weights": "AdapterSource AdapterWeights LowRank Mixer",
+    "ostro.core.adapters.weights": "AdapterReader AdapterSource AdapterWeights LowRank Mixer",
     "ostro.core.cache": "CacheKind CacheSpec",
-    "ostro.core.engine.jobs": "Slice",
-    "ostro.core.engine.request": "JobRequest",
+    "ostro.core.config": "ConfigClass",
+    "ostro.core.engine.processors": "LogitsProcessorClass",
     "ostro.core.hooks": "hookimpl",
-    "ostro.core.load.container": "Container",
+    "ostro.core.load.container": "CheckpointOpener ConfigReader Container",
     "ostro.core.load.experts": "ExpertNames RowPart",
-    "ostro.core.load.names": "Add HeadRows Names Pair Unpermute",
-    "ostro.core.media": "Array Inputs Item Prompt content_key",
-    "ostro.core.nn.storage": "Storage Stored",
+    "ostro.core.load.names": "Add HeadRows Names NamesFunction Pair Unpermute",
+    "ostro.core.load.planning": "FormatPlanner",
+    "ostro.core.load.saving": "CheckpointWriter ConfigWriter",
+    "ostro.core.media.inputs": "Inputs",
+    "ostro.core.messages.arrays": "Array",
+    "ostro.core.messages.prompt": "Item Prompt content_key",
+    "ostro.core.messages.requests": "JobRequest",
+    "ostro.core.nn.storage": "QuantizingStorageClass Storage StorageClass Stored",
     "ostro.core.ops.choose": "Fused Kernel",
-    "ostro.core.protocols": "AdapterReader CheckpointOpener CheckpointWriter CommandParser "
-    "CommandRunner ConfigClass ConfigReader ConfigWriter Endpoint FormatPlanner "
-    "LogitsProcessorClass NamesFunction OutputParserClass PipelineClass "
-    "QuantizingStorageClass StorageClass StoreOpener TokenizerLoader TokenizerWriter",
-    "ostro.core.records": "Adapter Alias Architecture Cache Checkpoint Command Files Format "
-    "HubReference LogitsProcessor Mutant Parser Pipeline Planner Quantizer Record Route Settings "
-    "Speculator Store TensorInfo TokenizerFormat TokenizerSource resolve",
-    "ostro.core.step": "Features Medium Step",
-    "ostro.core.store": "BlobWriter Document DocumentStore StoreUsage new_id",
+    "ostro.core.output": "OutputParserClass",
+    "ostro.core.pipeline": "PipelineClass",
+    "ostro.core.records": "Adapter Alias Architecture Cache Checkpoint Command CommandParser "
+    "CommandRunner Endpoint Files Format HubReference LogitsProcessor Mutant Parser Pipeline "
+    "Planner Quantizer Record Route Settings Speculator Store TensorInfo TokenizerFormat "
+    "TokenizerSource resolve",
+    "ostro.core.step": "Features Medium Slice Step",
+    "ostro.core.store": "BlobWriter Document DocumentStore StoreOpener StoreUsage new_id",
+    "ostro.core.tokenizer.tokenizer": "TokenizerLoader TokenizerWriter",
     "ostro.entrypoints.local_model": "LocalModel",
     "ostro.entrypoints.python": "load tokenizer",
 }

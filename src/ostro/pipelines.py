@@ -8,23 +8,14 @@ from typing import TYPE_CHECKING, Any
 from ostro.core.chat import RESERVED as RESERVED_TEMPLATE_VARIABLES
 from ostro.core.chat import ChatTemplate, missing_template, prompt_tokens
 from ostro.core.chat.messages import TemplateFeatures
-from ostro.core.engine.request import DEFAULT as DEFAULT_MODEL
-from ostro.core.engine.request import (
-    AdapterRef,
-    Dry,
-    Finish,
-    JobOutput,
-    PoolingRequest,
-    Sampling,
-    TokenLogprobs,
-    TokenOutput,
-    TokenRequest,
-)
 from ostro.core.ipc.client import AsyncEngine
 from ostro.core.media.parts import Medium as RequestMedium
 from ostro.core.media.parts import check_count, split_media
 from ostro.core.media.sound import Samples, resample
 from ostro.core.media.worker import MediaSource, MediaWorker
+from ostro.core.messages.outputs import Finish, JobOutput, TokenLogprobs, TokenOutput
+from ostro.core.messages.requests import DEFAULT as DEFAULT_MODEL
+from ostro.core.messages.requests import AdapterRef, Dry, PoolingRequest, Sampling, TokenRequest
 from ostro.core.output import (
     CallArguments,
     CallEnd,

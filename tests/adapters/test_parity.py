@@ -30,7 +30,7 @@ from ostro.adapters.lora import peft as reader
 from ostro.adapters.lora.config import Settings as LoraSettings
 from ostro.core.adapters.delta import AdapterDelta
 from ostro.core.errors import AdapterError
-from ostro.core.media import Prompt
+from ostro.core.messages.prompt import Prompt
 from ostro.core.plugins.manager import PluginManager
 from ostro.plugins.conformance.architecture import all_plugins
 from ostro.plugins.conformance.examples import Example

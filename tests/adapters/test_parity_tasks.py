@@ -22,10 +22,10 @@ from ostro.architectures.flux.model import unpack
 from ostro.core.adapters.registry import Registry
 from ostro.core.device import free_bytes
 from ostro.core.engine.jobs import JobEngine
-from ostro.core.engine.request import JobRequest, PoolingRequest
 from ostro.core.engine.start import build_entries, build_pooling_engine
-from ostro.core.ipc.messages import ModelSpec
 from ostro.core.load.model import load_model
+from ostro.core.messages.commands import ModelSpec
+from ostro.core.messages.requests import JobRequest, PoolingRequest
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 from ostro.core.step import ROWS, Step

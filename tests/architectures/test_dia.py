@@ -33,9 +33,9 @@ from ostro.architectures.dia.inputs import Inputs
 from ostro.architectures.dia.model import STRIDE, Model
 from ostro.architectures.dia.mutants import mutants
 from ostro.architectures.dia.request import Speech
-from ostro.core.engine.request import JobRequest
 from ostro.core.errors import CheckpointError, ConfigError, ModelNotFound, RequestError
 from ostro.core.load.model import load_model
+from ostro.core.messages.requests import JobRequest
 from ostro.core.nn import Embedding, Linear
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Mutant, Settings

@@ -16,7 +16,7 @@ from tiny.projector import TYPES, projector_keys, rounded, stored, write, write_
 from ostro.core.errors import CheckpointError, ConfigError, Unsupported
 from ostro.core.load.model import LoadedModel, load_model
 from ostro.core.load.open import open_container
-from ostro.core.media import Inputs
+from ostro.core.media.inputs import Inputs
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings, resolve
 from ostro.entrypoints.cli.quantize import write as quantize

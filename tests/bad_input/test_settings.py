@@ -9,7 +9,6 @@ import pytest
 import torch
 from tiny.cli_runner import CliRunner
 
-from ostro.core.engine.request import RANGES
 from ostro.core.errors import (
     ContextLengthExceeded,
     InsufficientMemory,
@@ -20,6 +19,7 @@ from ostro.core.errors import (
     UnsupportedArchitecture,
     UsageError,
 )
+from ostro.core.messages.requests import RANGES
 
 
 def test_a_tokenizer_larger_than_the_embedding(runner: CliRunner) -> None:

@@ -1,4 +1,4 @@
-"""The objects that import strings name have the types of `core/protocols.py`, checked by mypy."""
+"""The objects that import strings name have the types of their Protocols, checked by mypy."""
 
 from __future__ import annotations
 

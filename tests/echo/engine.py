@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from ostro.core import errors
-from ostro.core.engine.request import DEFAULT, Stats, TokenLogprobs, TokenOutput, TokenRequest
 from ostro.core.errors import (
     AdapterBusy,
     AdapterConflict,
@@ -31,7 +30,7 @@ from ostro.core.errors import (
     RequestError,
     UsageError,
 )
-from ostro.core.ipc.messages import (
+from ostro.core.messages.commands import (
     AdapterCommand,
     AdapterInfo,
     AdapterResult,
@@ -41,6 +40,8 @@ from ostro.core.ipc.messages import (
     ModelResult,
     ModelSpec,
 )
+from ostro.core.messages.outputs import Stats, TokenLogprobs, TokenOutput
+from ostro.core.messages.requests import DEFAULT, TokenRequest
 
 VOCAB, CONTEXT = 300, 4096
 

@@ -12,9 +12,9 @@ from ostro.core.adapters.adapter import LoadedAdapter
 from ostro.core.adapters.registry import Registry
 from ostro.core.adapters.store import AdapterStore
 from ostro.core.engine.multi_model import ModelEntry, MultiModelEngine
-from ostro.core.engine.request import Stats
 from ostro.core.errors import AdapterError
-from ostro.core.ipc.messages import FromEngine, ModelSpec
+from ostro.core.messages.commands import FromEngine, ModelSpec
+from ostro.core.messages.outputs import Stats
 
 
 class GatedLoader:

@@ -20,7 +20,7 @@ from echo.engine import EchoEngine
 from echo.model import END_ID, make_model, served_echo
 from echo.thread import ThreadEngine
 from ostro.core.chat import ChatTemplate
-from ostro.core.engine.request import TokenOutput
+from ostro.core.messages.outputs import TokenOutput
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import resolve
 from ostro.core.tokenizer import load_tokenizer

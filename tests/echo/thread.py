@@ -10,7 +10,7 @@ from queue import SimpleQueue
 from ostro.core.errors import EngineDied
 from ostro.core.ipc import loop
 from ostro.core.ipc.client import AsyncEngine
-from ostro.core.ipc.messages import Close, Failed, FromEngine, Progress, Ready, ToEngine
+from ostro.core.messages.commands import Close, Failed, FromEngine, Progress, Ready, ToEngine
 from ostro.core.records import ProgressCallback
 
 

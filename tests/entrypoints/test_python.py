@@ -14,7 +14,6 @@ from safetensors.torch import save_file
 from tiny.model import CONFIG, TEMPLATE, change_weights, make_gguf, make_model, make_weights
 
 import ostro
-from ostro.core.engine.request import Sampling, TokenOutput, TokenRequest
 from ostro.core.errors import (
     ContextLengthExceeded,
     OstroError,
@@ -23,6 +22,8 @@ from ostro.core.errors import (
     Unsupported,
     UsageError,
 )
+from ostro.core.messages.outputs import TokenOutput
+from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.records import Settings
 from ostro.entrypoints.local_model import LocalModel
 from ostro.entrypoints.python import load_text

@@ -20,11 +20,12 @@ from torch import Tensor
 from ostro.core.adapters.adapter import EMPTY, Mixture
 from ostro.core.engine.decode_graphs import DecodeBucket
 from ostro.core.engine.engine import Engine
-from ostro.core.engine.request import AdapterRef, Sampling, TokenOutput, TokenRequest
 from ostro.core.engine.runner import LaunchedStep
 from ostro.core.engine.scheduler import Chunk, StepPlan
 from ostro.core.engine.start import open_engine
-from ostro.core.ipc.messages import ModelSpec
+from ostro.core.messages.commands import ModelSpec
+from ostro.core.messages.outputs import TokenOutput
+from ostro.core.messages.requests import AdapterRef, Sampling, TokenRequest
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 from ostro.entrypoints.bench.adapters import random_adapter

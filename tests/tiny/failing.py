@@ -7,12 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ostro.core.engine.engine import Engine
-from ostro.core.engine.request import (
-    Sampling,
-    TokenOutput,
-    TokenRequest,
-)
 from ostro.core.load.pooling import Pooling
+from ostro.core.messages.outputs import TokenOutput
+from ostro.core.messages.requests import Sampling, TokenRequest
 
 Build = Callable[..., Engine]
 

@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 
 from ostro import Prompt
 from ostro.core.engine.engine import Engine
-from ostro.core.engine.request import Sampling, TokenOutput, TokenRequest
+from ostro.core.messages.outputs import TokenOutput
+from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.plugins.conformance import ArchitectureTests
 from ostro.plugins.conformance.examples import Example
 from ostro.plugins.conformance.parity import RED, Subject, deviation, greedy

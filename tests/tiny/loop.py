@@ -20,10 +20,10 @@ from ostro.core.adapters.pool import MixtureLease, MixtureRow
 from ostro.core.adapters.weights import Mixer
 from ostro.core.cache import CacheKind, CacheSpec
 from ostro.core.engine.blocks import BlockManager, BlockPool, BlockTable, CacheGroup, seed_key
-from ostro.core.engine.request import Sampling, TokenRequest
 from ostro.core.engine.scheduler import Chunk, Scheduler, StepPlan
 from ostro.core.engine.sequence import Sequence as TokenSequence
-from ostro.core.media import Item
+from ostro.core.messages.prompt import Item
+from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.plugins.caches.recurrent.kind import Recurrent
 
 BLOCK = 4

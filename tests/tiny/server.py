@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from ostro.core.engine.request import Stats
+from ostro.core.messages.outputs import Stats
 from ostro.core.records import Settings
 from ostro.entrypoints.http.listener import listen
 from ostro.entrypoints.http.server import Options, Server

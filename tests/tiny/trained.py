@@ -20,7 +20,7 @@ from ostro.core.adapters.adapter import LoadedAdapter, Mixture
 from ostro.core.adapters.pool import MixtureLease
 from ostro.core.adapters.registry import Registry
 from ostro.core.engine.engine import Engine, rekey_media
-from ostro.core.engine.request import AdapterRef, Sampling, TokenRequest
+from ostro.core.messages.requests import AdapterRef, Sampling, TokenRequest
 from ostro.plugins.conformance.examples import Example
 from ostro.plugins.conformance.parity import MASKED, Subject
 from ostro.plugins.conformance.weights import SEED

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from ostro.core.engine.request import Dry
+    from ostro.core.messages.requests import Dry
 
 MAX_EXPONENT = 100
 """The largest exponent of a penalty: longer matches cost the same, and updates stay bounded."""

@@ -19,7 +19,7 @@ from ostro.entrypoints.cli.chat.base_model import continues_text, join_text
 from ostro.entrypoints.cli.chat.repetition import RepetitionGuard
 
 if TYPE_CHECKING:
-    from ostro.core.media import Prompt
+    from ostro.core.messages.prompt import Prompt
     from ostro.entrypoints.cli.chat.conversation import Conversation, Message
     from ostro.entrypoints.cli.chat.display import Display
     from ostro.entrypoints.local_engine import LocalEngine

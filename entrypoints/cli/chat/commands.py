@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ostro.core.engine.request import unusual_values
 from ostro.core.errors import OstroError, UsageError, nearest
 from ostro.core.media.parts import Medium
+from ostro.core.messages.requests import unusual_values
 from ostro.entrypoints.cli.chat import conversation as files
 from ostro.entrypoints.cli.chat.adapters import ACTIONS, change_adapters, describe_adapters
 from ostro.entrypoints.cli.chat.attachments import read_attachment

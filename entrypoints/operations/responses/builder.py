@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ostro.core.engine.request import Finish, TokenLogprobs
+from ostro.core.messages.outputs import Finish, TokenLogprobs
 from ostro.core.store import new_id
 from ostro.core.tokenizer.detokenizer import token_name
 from ostro.entrypoints.operations.responses.events import (

@@ -18,7 +18,6 @@ from tiny.adapters import adapter, save
 from ostro.core.adapters.registry import ReadResult, Registry
 from ostro.core.adapters.weights import AdapterWeights, LowRank
 from ostro.core.engine.engine import Engine
-from ostro.core.engine.request import AdapterRef
 from ostro.core.errors import (
     AdapterBusy,
     AdapterConflict,
@@ -28,6 +27,7 @@ from ostro.core.errors import (
     AdapterNotFound,
     RequestError,
 )
+from ostro.core.messages.requests import AdapterRef
 from ostro.plugins.conformance.parity import Subject, greedy
 from ostro.plugins.starter import FOLDERS
 

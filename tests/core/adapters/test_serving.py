@@ -11,7 +11,7 @@ from tiny.adapters import adapter
 from ostro.core.adapters.adapter import EMPTY, Mixture
 from ostro.core.adapters.mixture_table import MixtureEntry
 from ostro.core.engine.engine import Engine
-from ostro.core.engine.request import AdapterRef, Sampling, TokenRequest
+from ostro.core.messages.requests import AdapterRef, Sampling, TokenRequest
 from ostro.plugins.conformance.parity import Subject, greedy
 
 Build = Callable[..., Engine]

@@ -14,10 +14,10 @@ from ostro.core.adapters.adapter import EMPTY, Mixture
 from ostro.core.engine.blocks import BlockManager, CacheGroup
 from ostro.core.engine.engine import Engine, rekey_media
 from ostro.core.engine.processors import Processors
-from ostro.core.engine.request import Sampling, TokenRequest
 from ostro.core.engine.scheduler import Scheduler
 from ostro.core.errors import ContextLengthExceeded, RequestError
-from ostro.core.media import Array
+from ostro.core.messages.arrays import Array
+from ostro.core.messages.requests import Sampling, TokenRequest
 
 VOCAB = 100
 

@@ -20,7 +20,7 @@ import torch
 
 from ostro.core.engine import build
 from ostro.core.engine.engine import Engine
-from ostro.core.engine.request import Sampling, TokenRequest
+from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.ops import Choice, Op, Target
 from ostro.core.plugins.manager import PluginManager
 from ostro.plugins.conformance.kernels import record_launches

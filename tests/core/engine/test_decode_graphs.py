@@ -10,10 +10,10 @@ from tiny.sums import VOCAB, SumModel, runner_of, sum_pages
 from ostro.core.adapters.pool import NOTHING
 from ostro.core.engine.blocks import BlockTable
 from ostro.core.engine.decode_graphs import POISON, DecodeBucket
-from ostro.core.engine.request import TokenRequest
 from ostro.core.engine.runner import ModelRunner
 from ostro.core.engine.scheduler import Chunk, StepPlan
 from ostro.core.engine.sequence import Sequence as TokenSequence
+from ostro.core.messages.requests import TokenRequest
 
 CONTEXT = 20
 

@@ -11,9 +11,9 @@ import torch
 from tiny.steps import count_lines
 
 from ostro.core.engine import sampler as module
-from ostro.core.engine.request import Dry, Sampling, TokenRequest
 from ostro.core.engine.sampler import Sampler
 from ostro.core.engine.sequence import Sequence as TokenSequence
+from ostro.core.messages.requests import Dry, Sampling, TokenRequest
 from ostro.core.ops import Target
 
 VOCAB = 300

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from ostro.core.engine.engine import Engine
-from ostro.core.engine.request import Dry, Sampling, TokenOutput, TokenRequest
 from ostro.core.errors import ContextLengthExceeded, RequestError
+from ostro.core.messages.outputs import TokenOutput
+from ostro.core.messages.requests import Dry, Sampling, TokenRequest
 from ostro.plugins.conformance.parity import Subject, greedy
 
 Build = Callable[..., Engine]

@@ -13,8 +13,8 @@ from torch import Tensor
 from ostro.core import nn
 from ostro.core.engine.build import QUANTIZED_KV
 from ostro.core.engine.engine import Engine
-from ostro.core.engine.request import Sampling, TokenRequest
 from ostro.core.errors import Unsupported, UsageError
+from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.ops.kv_write.scaled import Scaled, narrow, widen
 from ostro.core.plugins.manager import PluginManager
 from ostro.plugins.conformance.parity import Subject, greedy, subject

@@ -14,7 +14,7 @@ from ostro.core.cache import CacheSpec
 from ostro.core.engine.layout import cross_metadata, encoder_write_metadata, paged_metadata
 from ostro.core.engine.scheduler import Chunk
 from ostro.core.engine.sequence import Sequence as TokenSequence
-from ostro.core.media import Item
+from ostro.core.messages.prompt import Item
 from ostro.core.ops.attention import AttentionMetadata
 
 

@@ -11,10 +11,10 @@ from typing import Any, NoReturn
 import pytest
 
 from ostro.core.engine.model_loader import ModelLoader
-from ostro.core.engine.request import Sampling, TokenRequest
 from ostro.core.errors import UsageError
-from ostro.core.ipc.messages import ModelSpec
 from ostro.core.ipc.process import ProcessEngine
+from ostro.core.messages.commands import ModelSpec
+from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.records import Settings
 
 STREAMS, QUIET_SECONDS = 8, 3.0

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from ostro import Array, Item, content_key
 from ostro.core.engine.blocks import EncoderBlocks
 from ostro.core.engine.engine import Engine
-from ostro.core.engine.request import Sampling, TokenRequest
 from ostro.core.engine.scheduler import StepPlan
 from ostro.core.errors import RequestError
+from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.plugins.manager import PluginManager
 from ostro.plugins.conformance.parity import BAR, Subject, deviation, subject
 

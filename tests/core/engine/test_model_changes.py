@@ -18,7 +18,6 @@ from tiny.model import change_weights, make_model, make_weights
 from ostro.core.device import return_memory
 from ostro.core.engine import start
 from ostro.core.engine.multi_model import MultiModelEngine
-from ostro.core.engine.request import Sampling, TokenOutput, TokenRequest
 from ostro.core.engine.start import open_engine
 from ostro.core.errors import (
     CheckpointError,
@@ -28,7 +27,9 @@ from ostro.core.errors import (
     OstroError,
     UsageError,
 )
-from ostro.core.ipc.messages import Failed, FromEngine, ModelCommand, ModelResult, ModelSpec
+from ostro.core.messages.commands import Failed, FromEngine, ModelCommand, ModelResult, ModelSpec
+from ostro.core.messages.outputs import TokenOutput
+from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 

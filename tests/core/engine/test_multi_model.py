@@ -14,18 +14,6 @@ from ostro.core.engine.engine import Engine
 from ostro.core.engine.jobs import JobEngine
 from ostro.core.engine.multi_model import ModelEntry, MultiModelEngine
 from ostro.core.engine.pooling import PoolingEngine
-from ostro.core.engine.request import (
-    DEFAULT,
-    AdapterRef,
-    JobOutput,
-    JobRequest,
-    PoolingRequest,
-    Request,
-    Sampling,
-    Stats,
-    TokenOutput,
-    TokenRequest,
-)
 from ostro.core.errors import (
     AdapterConflict,
     AdapterError,
@@ -36,7 +24,23 @@ from ostro.core.errors import (
     RequestError,
     Unsupported,
 )
-from ostro.core.ipc.messages import AdapterCommand, AdapterInfo, AdapterResult, Failed, ModelCommand
+from ostro.core.messages.commands import (
+    AdapterCommand,
+    AdapterInfo,
+    AdapterResult,
+    Failed,
+    ModelCommand,
+)
+from ostro.core.messages.outputs import JobOutput, Stats, TokenOutput
+from ostro.core.messages.requests import (
+    DEFAULT,
+    AdapterRef,
+    JobRequest,
+    PoolingRequest,
+    Request,
+    Sampling,
+    TokenRequest,
+)
 
 
 class Recorded:

@@ -13,9 +13,10 @@ from torch import Tensor
 from ostro.core.engine.model_entry import ModelEntry
 from ostro.core.engine.multi_model import MultiModelEngine
 from ostro.core.engine.processors import AddedRequest, Processors
-from ostro.core.engine.request import Sampling, TokenOutput, TokenRequest
 from ostro.core.errors import RequestError
-from ostro.core.ipc.messages import Failed, ModelCommand
+from ostro.core.messages.commands import Failed, ModelCommand
+from ostro.core.messages.outputs import TokenOutput
+from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import LogitsProcessor, Settings
 from ostro.core.tokenizer.vocabulary import Vocabulary

@@ -9,8 +9,8 @@ from tiny.processors import LOG
 
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.processors import Processors
-from ostro.core.engine.request import Sampling, TokenRequest
 from ostro.core.errors import RequestError
+from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import LogitsProcessor, Settings
 from ostro.plugins.conformance.parity import Subject, subject

@@ -16,7 +16,7 @@ from ostro.core.engine import profile, start
 from ostro.core.engine.build import reserve_adapters
 from ostro.core.engine.runner import ModelRunner
 from ostro.core.errors import InsufficientMemory
-from ostro.core.ipc.messages import ModelSpec
+from ostro.core.messages.commands import ModelSpec
 from ostro.core.records import Settings
 from ostro.plugins.conformance.parity import Subject
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ostro.core.engine.engine import Engine
-from ostro.core.engine.request import Sampling, TokenRequest
+from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.plugins.manager import PluginManager
 from ostro.plugins.conformance.parity import Subject, greedy, subject
 

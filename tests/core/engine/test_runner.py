@@ -14,9 +14,10 @@ from tiny.sums import VOCAB, SumModel, engine_of, next_tokens, runner_of, sum_pa
 
 from ostro.core.adapters.adapter import EMPTY, Mixture
 from ostro.core.engine.engine import Engine
-from ostro.core.engine.request import Sampling, TokenRequest
 from ostro.core.errors import RequestError
-from ostro.core.media import Array, Item
+from ostro.core.messages.arrays import Array
+from ostro.core.messages.prompt import Item
+from ostro.core.messages.requests import Sampling, TokenRequest
 
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [2, 7], list(range(20, 43)), [11] * 9]
 LOOPS = pytest.mark.parametrize(

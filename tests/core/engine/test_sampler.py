@@ -15,9 +15,9 @@ import torch
 from tiny.processors import LOG
 from torch import Tensor
 
-from ostro.core.engine.request import Dry, Sampling, TokenRequest
 from ostro.core.engine.sampler import Sampler, SamplerOutput
 from ostro.core.engine.sequence import Sequence as TokenSequence
+from ostro.core.messages.requests import Dry, Sampling, TokenRequest
 from ostro.core.ops import Target
 from ostro.core.records import LogitsProcessor
 

@@ -9,7 +9,7 @@ from tiny.model import make_model
 
 from ostro.core.engine.start import open_engine
 from ostro.core.errors import UsageError
-from ostro.core.ipc.messages import ModelSpec
+from ostro.core.messages.commands import ModelSpec
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 from ostro.plugins.conformance.parity import subject

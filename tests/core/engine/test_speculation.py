@@ -9,8 +9,8 @@ import pytest
 
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.processors import Processors
-from ostro.core.engine.request import Sampling, TokenRequest
 from ostro.core.engine.speculation import MAX_DRAFTS, DraftRequest, Speculation
+from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import LogitsProcessor, Settings
 from ostro.plugins.conformance.parity import Subject, subject

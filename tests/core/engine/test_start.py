@@ -15,9 +15,9 @@ from tiny.model import make_model
 from ostro.core.engine import runner
 from ostro.core.engine.start import open_engine
 from ostro.core.errors import CheckpointError
-from ostro.core.ipc.messages import ModelSpec
 from ostro.core.load import describe
 from ostro.core.load.describe import choose_dtype
+from ostro.core.messages.commands import ModelSpec
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 

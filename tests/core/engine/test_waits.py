@@ -12,9 +12,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ostro.core.engine.engine import Engine
-from ostro.core.engine.request import Dry, Sampling, TokenRequest
 from ostro.core.engine.runner import ModelRunner
 from ostro.core.host_reads import NotCapturable, RefuseHostReads, RefuseWaits
+from ostro.core.messages.requests import Dry, Sampling, TokenRequest
 from ostro.core.ops import Op
 from ostro.plugins.conformance.parity import Subject
 

@@ -12,16 +12,6 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from ostro.core.engine.request import (
-    JobOutput,
-    JobRequest,
-    PoolingRequest,
-    Request,
-    Sampling,
-    Stats,
-    TokenOutput,
-    TokenRequest,
-)
 from ostro.core.errors import (
     AdapterConflict,
     EngineDied,
@@ -33,7 +23,8 @@ from ostro.core.errors import (
 )
 from ostro.core.ipc import client, streams
 from ostro.core.ipc.client import AsyncEngine
-from ostro.core.ipc.messages import (
+from ostro.core.messages.arrays import Array
+from ostro.core.messages.commands import (
     Abort,
     AdapterCommand,
     AdapterInfo,
@@ -49,7 +40,8 @@ from ostro.core.ipc.messages import (
     Ready,
     ToEngine,
 )
-from ostro.core.media import Array
+from ostro.core.messages.outputs import JobOutput, Stats, TokenOutput
+from ostro.core.messages.requests import JobRequest, PoolingRequest, Request, Sampling, TokenRequest
 
 READY = Ready(models={"m": ModelInfo(context=8)})
 

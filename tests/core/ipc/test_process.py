@@ -21,13 +21,6 @@ from echo.engine import EchoEngine
 from echo.thread import ThreadEngine
 
 from ostro.core import errors
-from ostro.core.engine.request import (
-    AdapterRef,
-    JobOutput,
-    Sampling,
-    TokenOutput,
-    TokenRequest,
-)
 from ostro.core.errors import (
     EngineDied,
     OstroError,
@@ -38,20 +31,20 @@ from ostro.core.errors import (
 )
 from ostro.core.ipc import client
 from ostro.core.ipc.client import AsyncEngine
-from ostro.core.ipc.messages import (
+from ostro.core.ipc.frames import Frames, frame, from_engine, to_engine
+from ostro.core.ipc.process import EngineConnection, ProcessEngine
+from ostro.core.messages import arrays
+from ostro.core.messages.arrays import Array
+from ostro.core.messages.commands import (
     Failed,
-    Frames,
     FromEngine,
     ModelSpec,
     Outputs,
     Progress,
     StartEngine,
-    frame,
-    from_engine,
-    to_engine,
 )
-from ostro.core.ipc.process import EngineConnection, ProcessEngine
-from ostro.core.media import Array, items
+from ostro.core.messages.outputs import JobOutput, TokenOutput
+from ostro.core.messages.requests import AdapterRef, Sampling, TokenRequest
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 
@@ -417,9 +410,9 @@ def test_the_parent_dies(state: str, tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(
         "import asyncio, sys\n"
-        "from ostro.core.ipc.messages import ModelSpec\n"
+        "from ostro.core.messages.commands import ModelSpec\n"
         "from ostro.core.ipc.process import ProcessEngine\n"
-        "from ostro.core.engine.request import Sampling, TokenRequest\n"
+        "from ostro.core.messages.requests import Sampling, TokenRequest\n"
         "from ostro.core.records import Settings\n"
         "async def main():\n"
         f"    engine = ProcessEngine(Settings(reference='x'), engine={ECHO!r})\n"
@@ -516,7 +509,7 @@ def test_full_shared_memory_does_not_end_the_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A result that shared memory cannot store is sent through the socket."""
-    monkeypatch.setattr(items, "SHARED", tmp_path / "full")
+    monkeypatch.setattr(arrays, "SHARED", tmp_path / "full")
     rows = np.arange(60_000, dtype=np.float32).reshape(3, -1)
     output = JobOutput(id="a", arrays={"rows": Array.of(rows)}, finish="stop")
     ours, theirs = socket.socketpair()

@@ -31,7 +31,6 @@ from ostro.core.errors import (
     RequestError,
     Unsupported,
 )
-from ostro.core.media import Array, Prompt
 from ostro.core.media.worker import (
     SECONDS,
     ErrorReply,
@@ -41,6 +40,8 @@ from ostro.core.media.worker import (
     answer,
     prepare,
 )
+from ostro.core.messages.arrays import Array
+from ostro.core.messages.prompt import Prompt
 
 PLACE = IDS["<|image_pad|>"]
 LARGE = saved(picture(1, 64, 64))

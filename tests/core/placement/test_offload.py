@@ -19,10 +19,10 @@ from torch import Tensor
 from ostro.architectures.flux import TINY as FLUX
 from ostro.architectures.flux import model as flux
 from ostro.architectures.flux.config import Config as FluxConfig
-from ostro.core.engine.request import JobRequest
 from ostro.core.load.model import finalize
 from ostro.core.load.names import Names
 from ostro.core.load.weights import WeightReader, fill, slots
+from ostro.core.messages.requests import JobRequest
 from ostro.core.nn import Model
 from ostro.core.ops import Target
 from ostro.core.placement.placement import choose_placement

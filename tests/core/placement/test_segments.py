@@ -20,7 +20,7 @@ from ostro.core.engine.build import make_ready
 from ostro.core.engine.decode_graphs import POISON
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.graphs import Graphs
-from ostro.core.engine.request import Sampling, TokenRequest
+from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.placement.segments import (
     ORDER,
     USED,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from ostro.core.engine.request import TokenLogprobs, TokenOutput, TokenRequest
+from ostro.core.messages.outputs import TokenLogprobs, TokenOutput
+from ostro.core.messages.requests import TokenRequest
 from ostro.plugins.pipelines.text.best import mean_logprob
 
 

@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 import pytest
 from echo.server import PATIENCE, Running, wait_until
 
-from ostro.core.engine.request import TokenLogprobs, TokenOutput
 from ostro.core.errors import Overloaded
 from ostro.core.ipc import streams as streams
 from ostro.core.ipc.streams import TokenStream
+from ostro.core.messages.outputs import TokenLogprobs, TokenOutput
 from ostro.entrypoints.http import stream
 
 LONG = {"prompt": "abc", "max_tokens": 4000, "ignore_eos": True}

@@ -16,9 +16,10 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 import ostro
-from ostro.core.engine.request import JobOutput, PoolingRequest, Stats, TokenOutput, TokenRequest
 from ostro.core.errors import EngineDied
 from ostro.core.ipc import client
+from ostro.core.messages.outputs import JobOutput, Stats, TokenOutput
+from ostro.core.messages.requests import PoolingRequest, TokenRequest
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import API
 from ostro.entrypoints.http import measurement, metrics

@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from ostro.core.engine.request import TokenLogprobs
+from ostro.core.messages.outputs import TokenLogprobs
 from ostro.entrypoints.http.openai_types import named_logprobs
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"

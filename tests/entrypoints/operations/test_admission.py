@@ -7,15 +7,10 @@ from typing import Any
 
 import pytest
 
-from ostro.core.engine.request import (
-    JobRequest,
-    PoolingRequest,
-    Sampling,
-    TokenOutput,
-    TokenRequest,
-)
 from ostro.core.errors import Overloaded
-from ostro.core.media import Item
+from ostro.core.messages.outputs import TokenOutput
+from ostro.core.messages.prompt import Item
+from ostro.core.messages.requests import JobRequest, PoolingRequest, Sampling, TokenRequest
 from ostro.entrypoints.operations.admission import Admission, claim
 from ostro.entrypoints.operations.caller import ANYONE, Caller
 from ostro.entrypoints.operations.keys import Key

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ostro.core.errors import Unsupported
-from ostro.core.ipc.messages import AdapterInfo
+from ostro.core.messages.commands import AdapterInfo
 from ostro.core.pipeline import ModelTarget
 from ostro.entrypoints.operations.service import Service
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from echo.generation import SCRIPT
 
-from ostro.core.engine.request import TokenLogprobs
+from ostro.core.messages.outputs import TokenLogprobs
 from ostro.core.pipeline import TextDelta, Usage
 from ostro.entrypoints.http import openai_types
 from ostro.entrypoints.operations.text import (

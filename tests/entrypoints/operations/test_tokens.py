@@ -17,7 +17,7 @@ from ostro.core.errors import (
     TemplateError,
     Unsupported,
 )
-from ostro.core.ipc.messages import ModelInfo
+from ostro.core.messages.commands import ModelInfo
 from ostro.core.pipeline import parse
 from ostro.core.tokenizer import load_tokenizer
 from ostro.entrypoints.operations.operations import Operations

@@ -15,17 +15,17 @@ from echo.engine import EchoEngine
 from echo.model import END_ID, make_model, served_echo
 from echo.thread import ThreadEngine
 
-from ostro.core.engine.request import Sampling, Stats, TokenOutput, TokenRequest
-from ostro.core.ipc.messages import (
+from ostro.core.ipc.frames import Frames, frame
+from ostro.core.messages.commands import (
     Abort,
     AdapterCommand,
     AdapterResult,
-    Frames,
     GetStats,
     ModelCommand,
     Outputs,
-    frame,
 )
+from ostro.core.messages.outputs import Stats, TokenOutput
+from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.tokenizer import load_tokenizer
 from ostro.entrypoints.http.app import make_app

@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from ostro.core.engine.request import TokenOutput, TokenRequest
 from ostro.core.errors import EngineDied, Overloaded
-from ostro.core.ipc.messages import Abort, ModelInfo, Outputs, Ready
+from ostro.core.messages.commands import Abort, ModelInfo, Outputs, Ready
+from ostro.core.messages.outputs import TokenOutput
+from ostro.core.messages.requests import TokenRequest
 from ostro.entrypoints.operations.admission import claim
 from ostro.entrypoints.operations.caller import Caller
 from ostro.entrypoints.operations.keys import Key, sha256_of

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ostro.core.media import Array, Item, Prompt
+from ostro.core.messages.arrays import Array
+from ostro.core.messages.prompt import Item, Prompt
 from ostro.plugins.conformance.examples import (
     Example,
     beginning,

@@ -13,7 +13,7 @@ from tiny.chats import small
 from tiny.notations import OUTPUTS, expected
 from tiny.turns import TOOLS, Output, Parsed, cuts, parse, read
 
-from ostro.core.engine.request import TokenOutput
+from ostro.core.messages.outputs import TokenOutput
 from ostro.core.output import OutputEvent, Piece, Text
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Parser, resolve

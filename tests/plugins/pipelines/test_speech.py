@@ -24,9 +24,9 @@ from tiny.trained import train
 
 import ostro
 from ostro.architectures.dia.inputs import Inputs
-from ostro.core.engine.request import JobRequest
 from ostro.core.errors import AdapterNotFound, RequestError, Unsupported, UsageError
 from ostro.core.load.model import load_model
+from ostro.core.messages.requests import JobRequest
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 from ostro.core.step import ROWS

@@ -14,8 +14,9 @@ from echo.engine import EchoEngine
 from echo.model import END, END_ID, START, START_ID, make_model, served_echo
 from echo.thread import ThreadEngine
 
-from ostro.core.engine.request import Sampling, TokenLogprobs, TokenOutput, TokenRequest
 from ostro.core.errors import ContextLengthExceeded, RequestError, TemplateError, Unsupported
+from ostro.core.messages.outputs import TokenLogprobs, TokenOutput
+from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.output import CallEnd, CallStart, Piece
 from ostro.core.output import Text as OutputText
 from ostro.core.pipeline import SamplingDefaults, TextDelta, parse

@@ -14,10 +14,7 @@ from tiny.failing import (
     tokens_of,
 )
 
-from ostro.core.engine.request import (
-    AdapterRef,
-    TokenRequest,
-)
+from ostro.core.messages.requests import AdapterRef, TokenRequest
 from ostro.plugins.conformance.parity import Subject, greedy
 
 

@@ -11,7 +11,7 @@ from tiny.failing import MEAN, Build, ask, error_of, idle, processed, run, token
 
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.pooling import PoolingEngine
-from ostro.core.engine.request import PoolingRequest
+from ostro.core.messages.requests import PoolingRequest
 from ostro.plugins.conformance.parity import Subject, greedy
 
 BAD = 111

@@ -22,20 +22,15 @@ from tiny.failing import (
 from tiny.model import make_model
 
 from ostro.core.adapters.adapter import LoadedAdapter, Mixture, WeightedAdapter
-from ostro.core.engine.jobs import JobEngine, Slice
+from ostro.core.engine.jobs import JobEngine
 from ostro.core.engine.multi_model import ModelEntry, MultiModelEngine
 from ostro.core.engine.pooling import PoolingEngine
-from ostro.core.engine.request import (
-    JobOutput,
-    JobRequest,
-    Output,
-    PoolingRequest,
-    TokenOutput,
-    TokenRequest,
-)
 from ostro.core.errors import OstroError, Unsupported
 from ostro.core.ipc.process import ProcessEngine
+from ostro.core.messages.outputs import JobOutput, Output, TokenOutput
+from ostro.core.messages.requests import JobRequest, PoolingRequest, TokenRequest
 from ostro.core.records import Settings
+from ostro.core.step import Slice
 from ostro.plugins.conformance.parity import Subject, greedy
 
 

@@ -21,11 +21,9 @@ from tiny.failing import (
 )
 
 from ostro.core.engine.engine import Engine
-from ostro.core.engine.request import (
-    AdapterRef,
-)
 from ostro.core.errors import OstroError
 from ostro.core.failure import Failures
+from ostro.core.messages.requests import AdapterRef
 from ostro.plugins.conformance.parity import Subject, greedy
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ostro.core.engine.request import Sampling
 from ostro.core.errors import ModelNotFound, OstroError, RequestError, Unsupported
-from ostro.core.media import Prompt
+from ostro.core.messages.prompt import Prompt
+from ostro.core.messages.requests import Sampling
 from ostro.core.pipeline import SamplingDefaults
 from ostro.entrypoints.cli.chat.conversation import Conversation
 from ostro.entrypoints.cli.chat.display import PlainDisplay

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tiny.adapter_routes import CHAT, COMPLETE, LIST, load, refused
 
-from ostro.core.ipc.messages import AdapterInfo
+from ostro.core.messages.commands import AdapterInfo
 
 
 def test_responses_list_generations(server: Any) -> None:

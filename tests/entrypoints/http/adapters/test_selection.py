@@ -8,9 +8,9 @@ import pytest
 from starlette.datastructures import FormData
 from tiny.adapter_routes import CHAT, COMPLETE, GENERATION, LOAD, last, load, refused
 
-from ostro.core.engine.request import AdapterRef
 from ostro.core.errors import OstroError, RequestError
-from ostro.core.ipc.messages import AdapterInfo
+from ostro.core.messages.commands import AdapterInfo
+from ostro.core.messages.requests import AdapterRef
 from ostro.core.pipeline import ModelTarget
 from ostro.entrypoints.http.forms import parse_form
 from ostro.entrypoints.operations.adapters import adapter_refs

@@ -1,36 +1,16 @@
-"""Messages between an engine and its client, and their encoding on a socket.
-
-On a socket a message is its length (4 bytes, little endian), then MessagePack. Messages are plain
-data: no pickles, no code, no tensors.
-"""
+"""Messages between an engine and its client: its start, commands and their results, progress."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal, TypeVar
+from typing import Literal
 
 import msgspec
-from msgspec.structs import replace
 
 from ostro.core import errors
-from ostro.core.engine.request import (
-    DEFAULT,
-    JobOutput,
-    JobRequest,
-    Output,
-    Request,
-    Stats,
-    TokenRequest,
-)
 from ostro.core.errors import EngineDied, OstroError
-from ostro.core.media import Array
+from ostro.core.messages.outputs import Output, Stats
+from ostro.core.messages.requests import DEFAULT, Request
 from ostro.core.records import Settings
-
-M = TypeVar("M")
-
-LENGTH = 4
-LIMIT = 1 << 30
-"""Most bytes of one message: a longer one shows that the peer is broken."""
 
 
 class ModelSpec(msgspec.Struct):
@@ -215,73 +195,3 @@ class Outputs(msgspec.Struct, tag=True):
 
 ToEngine = StartEngine | Request | Abort | GetStats | ModelCommand | AdapterCommand | Close
 FromEngine = Progress | Ready | Failed | Outputs | Stats | ModelResult | AdapterResult
-to_engine = msgspec.msgpack.Decoder(ToEngine)
-from_engine = msgspec.msgpack.Decoder(FromEngine)
-_encoder = msgspec.msgpack.Encoder()
-
-
-def frame(message: msgspec.Struct) -> bytes:
-    """The bytes of a message on a socket."""
-    body = _encoder.encode(message)
-    return len(body).to_bytes(LENGTH, "little") + body
-
-
-def map_arrays(message: M, change: Callable[[Array], Array]) -> M:
-    """The message with `change` applied to its arrays: `Array.share` before it is sent to another
-    process, `Array.read` after it was received.
-    """
-    if isinstance(message, TokenRequest) and message.items:
-        items = [replace(i, arrays=mapped(i.arrays, change)) for i in message.items]
-        positions = None if message.positions is None else change(message.positions)
-        return replace(message, items=items, positions=positions)
-    if isinstance(message, JobRequest):
-        return replace(message, arrays=mapped(message.arrays, change))
-    if isinstance(message, Outputs):
-        for output in message.outputs:
-            if isinstance(output, JobOutput):
-                output.arrays = mapped(output.arrays, change)
-    return message
-
-
-def free_arrays(message: ToEngine) -> None:
-    """Free the shared memory of a message's arrays that no process has read."""
-
-    def free(array: Array) -> Array:
-        array.drop()
-        return array
-
-    map_arrays(message, free)
-
-
-def mapped(arrays: dict[str, Array], change: Callable[[Array], Array]) -> dict[str, Array]:
-    return {name: change(array) for name, array in arrays.items()}
-
-
-class Frames:
-    """Splits the bytes of a socket into the bodies of messages."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()  # the begin of a message that is not complete
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Add bytes and return the bodies that are complete.
-
-        Raises EngineDied for a message longer than `LIMIT`.
-        """
-        buffer = self._buffer
-        buffer += data
-        bodies, start = [], 0
-        while len(buffer) - start >= LENGTH:
-            size = int.from_bytes(buffer[start : start + LENGTH], "little")
-            # Checked before the body arrives: a broken length would fill the memory.
-            if size > LIMIT:
-                raise EngineDied(
-                    f"a message between the processes has {size} bytes, the limit is {LIMIT}"
-                )
-            end = start + LENGTH + size
-            if len(buffer) < end:
-                break
-            bodies.append(bytes(buffer[start + LENGTH : end]))
-            start = end
-        del buffer[:start]
-        return bodies

@@ -1,6 +1,4 @@
-"""Requests, outputs and statistics of the engine: plain data, the same within and between
-processes.
-"""
+"""Requests of the engine: plain data, the same within and between processes."""
 
 from __future__ import annotations
 
@@ -10,7 +8,8 @@ from typing import Any, Literal
 import msgspec
 
 from ostro.core.errors import RequestError
-from ostro.core.media import Array, Item
+from ostro.core.messages.arrays import Array
+from ostro.core.messages.prompt import Item
 
 # Limits per request: each choice, stop string and logprob costs memory or time in every step.
 MAX_N = 64
@@ -223,87 +222,4 @@ class JobRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     adapters: tuple[AdapterRef, ...] = ()
 
 
-class TokenLogprobs(msgspec.Struct, frozen=True):
-    """The log probability of one token, and (id, log probability) of the best alternatives."""
-
-    token: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
-
-
-Finish = Literal["stop", "length", "tool_calls", "abort", "error"]
-
-
-class TokenOutput(msgspec.Struct, kw_only=True, tag=True):
-    """New tokens of one choice of a request; the last output of a choice has `finish`.
-
-    `index` is the choice (0..n-1). `stopped_by` is the stop id or end-of-text id that ended it and
-    is not among `tokens`. `error`, `kind` and `param` describe the error of finish "error": its
-    message, the name of its class, and the field of the request. The first output has
-    `prompt_tokens`, of which the prefix cache had `cached`, and `queued`, the seconds before the
-    first step.
-    """
-
-    id: str
-    index: int = 0
-    tokens: list[int] = []
-    logprobs: list[TokenLogprobs] | None = None
-    prompt_logprobs: list[TokenLogprobs | None] | None = None
-    finish: Finish | None = None
-    stopped_by: int | None = None
-    error: str | None = None
-    kind: str = ""
-    param: str | None = None
-    prompt_tokens: int = 0
-    cached: int = 0
-    queued: float = 0.0
-    generations: tuple[str, ...] = ()
-
-
-class JobOutput(msgspec.Struct, kw_only=True, tag=True):
-    """The progress of a pooling request or a job, `done` of `total`; the last output has `finish`.
-
-    `arrays` are a preview, or with finish "stop" the result: "rows" [n, d] float32 of a pooling
-    request. `generations`, with the result, are those of its adapters. `error`, `kind` and `param`
-    describe the error of finish "error".
-    """
-
-    id: str
-    done: int = 0
-    total: int = 0
-    arrays: dict[str, Array] = {}
-    finish: Finish | None = None
-    error: str | None = None
-    kind: str = ""
-    param: str | None = None
-    generations: tuple[str, ...] = ()
-
-
 Request = TokenRequest | PoolingRequest | JobRequest
-Output = TokenOutput | JobOutput
-
-
-class Stats(msgspec.Struct, kw_only=True, tag=True):
-    """Counters of an engine, for `/metrics`, `bench` and tests; `models` are those by model.
-
-    `weight_bytes`, `cache_capacity_bytes` and `adapter_bytes` are the memory of models on all
-    devices.
-    """
-
-    running: int = 0
-    waiting: int = 0
-    steps: int = 0
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-    cached_tokens: int = 0
-    preemptions: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
-    blocks_total: int = 0
-    blocks_used: int = 0
-    cache_bytes: int = 0
-    peak_cache_bytes: int = 0
-    weight_bytes: int = 0
-    cache_capacity_bytes: int = 0
-    adapter_bytes: int = 0
-    models: dict[str, Stats] = {}

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from ostro.core.errors import EngineDied
-from ostro.core.media import items
-from ostro.core.media.items import Array
+from ostro.core.messages import arrays
+from ostro.core.messages.arrays import Array
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder in place of the machine's shared memory."""
     folder = tmp_path / "shared"
     folder.mkdir()
-    monkeypatch.setattr(items, "SHARED", folder)
+    monkeypatch.setattr(arrays, "SHARED", folder)
     return folder
 
 

@@ -7,17 +7,16 @@ import math
 import msgspec
 import pytest
 
-from ostro.core.engine.request import (
+from ostro.core.errors import RequestError
+from ostro.core.messages.outputs import Stats, TokenOutput
+from ostro.core.messages.requests import (
     MAX_STOP_LENGTH,
     MAX_STOPS,
     RANGES,
     Dry,
     Sampling,
-    Stats,
-    TokenOutput,
     TokenRequest,
 )
-from ostro.core.errors import RequestError
 
 BOUNDS = [(name, low, high) for name, low, high in RANGES]
 

@@ -1,0 +1,1 @@
+"""What crosses the borders between client, engine and media worker: plain data, no torch."""
