@@ -15,7 +15,7 @@ from ostro.core.errors import UsageError, nearest
 
 PLACEMENT = "--placement"
 
-KEYWORDS: Mapping[str, str] = {PLACEMENT: ", or auto, auto:SIZE, rest"}
+KEYWORDS: Mapping[str, str] = {PLACEMENT: ", or auto, auto:SIZE, offload"}
 """The other values of an option, for its error message."""
 
 MAX_NUMBER = 10_000
@@ -24,7 +24,7 @@ MAX_NUMBER = 10_000
 
 @dataclass(frozen=True)
 class PatternRule:
-    """A pattern of module paths, and the device (or "rest") or the format of the modules.
+    """A pattern of module paths, and the device (or "offload") or the format of the modules.
 
     `*` matches any characters, `[2-5,9]` one of these numbers. A pattern also matches all modules
     inside of those it matches; a pattern without dots matches a name at any depth.

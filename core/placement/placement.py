@@ -9,6 +9,7 @@ weights from host memory, `segments` captures runs of layers.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
@@ -18,6 +19,7 @@ from itertools import groupby, pairwise
 import torch
 from torch.nn import Module
 
+from ostro.core.deprecated import RemovedInOstro1
 from ostro.core.device import HOST, current_device, format_bytes, free_bytes, parse_size, with_index
 from ostro.core.errors import UsageError
 from ostro.core.nn import CachedLayer, Experts, Head, Model
@@ -27,8 +29,11 @@ from ostro.core.placement.patterns import PatternRule, matches, read_rules
 from ostro.core.placement.segments import LEAST, LayerSegment, LayerSegments
 from ostro.core.placement.transfers import DeviceTransfers
 
-OFFLOAD, AUTO = "rest", "auto"
+OFFLOAD, AUTO = "offload", "auto"
 """Values of --placement: weights in host memory, and as many layers on the device as fit."""
+
+OLD_OFFLOAD = "rest"
+"""The deprecated name of `OFFLOAD`."""
 
 CACHE_SHARE = 0.25
 """The share of free memory that `auto` leaves for the cache and activations by default."""
@@ -101,7 +106,7 @@ class Placement:
         Raises UsageError for an invalid rule.
         """
         for rule in rules:
-            offloaded = rule.target == OFFLOAD
+            offloaded = is_offload(rule.target)
             if offloaded and self.main_device == HOST:
                 raise UsageError(
                     f"--placement: {rule.pattern} cannot be offloaded: the model runs on the CPU; "
@@ -274,13 +279,13 @@ def choose_placement(
 ) -> Placement:
     """The placement of a model, before its weights are read.
 
-    `option` is None, "rest", "auto", "auto:SIZE", rules ("PATTERN = DEVICE, ..."), or a TOML file
-    of rules; `sizes` returns the bytes of each module's weights in the checkpoint; `memory` is the
-    --memory option, the size of the cache. Raises UsageError if a rule is malformed, matches
+    `option` is None, "offload", "auto", "auto:SIZE", rules ("PATTERN = DEVICE, ..."), or a TOML
+    file of rules; `sizes` returns the bytes of each module's weights in the checkpoint; `memory` is
+    the --memory option, the size of the cache. Raises UsageError if a rule is malformed, matches
     nothing or splits a unit.
     """
     placement = Placement(model, main_device)
-    if option == OFFLOAD:
+    if option is not None and is_offload(option):
         placement.offload_layers()
     elif option is not None and option.partition(":")[0] == AUTO:
         placement.fit(sizes(), weight_room(option.partition(":")[2], main_device, memory))
@@ -288,6 +293,17 @@ def choose_placement(
         placement.apply(read_rules(option), devices)
     placement.copy_shared()
     return placement
+
+
+def is_offload(target: str) -> bool:
+    """Whether a target is `OFFLOAD`; its deprecated name warns."""
+    if target == OLD_OFFLOAD:
+        warnings.warn(
+            f"--placement: {OLD_OFFLOAD} is deprecated; write {OFFLOAD}",
+            RemovedInOstro1,
+            stacklevel=2,
+        )
+    return target in (OFFLOAD, OLD_OFFLOAD)
 
 
 def weight_room(size: str, main_device: torch.device, memory: str | None) -> int:

@@ -232,14 +232,14 @@ def add_weight_options(group: argparse._ArgumentGroup) -> None:
     either(
         "--placement",
         metavar="RULES",
-        help="device by module: auto, auto:SIZE, 'PATTERN = cpu, PATTERN = rest', or a TOML file "
-        "of such pairs; rest offloads to host memory (default: all on --device)",
+        help="device by module: auto, auto:SIZE, 'PATTERN = cpu, PATTERN = offload', or a TOML "
+        "file of such pairs; offload keeps weights in host memory (default: all on --device)",
     )
     either(
         "--offload",
         dest="placement",
         action="store_const",
-        const="rest",
+        const="offload",
         help="offload layers to host memory and stream them to the device",
     )
     add(

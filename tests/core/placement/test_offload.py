@@ -36,14 +36,14 @@ from ostro.plugins.conformance.second_device import CPU, SECOND, SimulatedDevice
 Made = Callable[[str], Subject]
 
 OFFLOADED = [
-    ("llama", "rest"),
-    ("llama", "layers = rest, lm_head = rest"),
-    ("llama", "model.layers.[1-4] = rest, model.layers.5 = cpu"),
-    ("gemma3", "rest"),
-    ("mixtral", "rest"),
-    ("mixtral", "*.experts = rest"),
-    ("mixtral", "layers = rest, *.experts = cpu"),
-    ("qwen3_next", "rest"),
+    ("llama", "offload"),
+    ("llama", "layers = offload, lm_head = offload"),
+    ("llama", "model.layers.[1-4] = offload, model.layers.5 = cpu"),
+    ("gemma3", "offload"),
+    ("mixtral", "offload"),
+    ("mixtral", "*.experts = offload"),
+    ("mixtral", "layers = offload, *.experts = cpu"),
+    ("qwen3_next", "offload"),
 ]
 
 
@@ -73,7 +73,7 @@ def test_at_most_two_offloaded_layers_are_on_the_device(
     whole = tiny.load(device="cpu:1").nbytes
     device.peak = device.nbytes
     before = device.nbytes
-    loaded = tiny.load(device="cpu:1", placement="rest")
+    loaded = tiny.load(device="cpu:1", placement="offload")
     assert device.peak - before < whole / 2, "it was read onto the device as a whole"
     engine = tiny.engine(loaded)
     at_rest = device.nbytes
@@ -91,7 +91,7 @@ def test_at_most_two_offloaded_layers_are_on_the_device(
 def test_the_order_of_transfers_is_learned(made: Made, device: SimulatedDevice) -> None:
     """The layer that a pass begins with is fetched when the last one ends."""
     tiny = made("llama")
-    engine = tiny.engine(device="cpu:1", placement="rest")
+    engine = tiny.engine(device="cpu:1", placement="offload")
     engine.runner.logits(tiny.prompt[:2])
     device.moves.clear()
     for _ in range(3):
@@ -101,7 +101,7 @@ def test_the_order_of_transfers_is_learned(made: Made, device: SimulatedDevice) 
 
 def test_shared_rope_tables_are_not_offloaded(made: Made, device: SimulatedDevice) -> None:
     tiny = made("llama")
-    rules = "model.layers.[1-4] = rest, model.layers.5 = cpu"
+    rules = "model.layers.[1-4] = offload, model.layers.5 = cpu"
     engine = tiny.engine(device="cpu:1", placement=rules)
     engine.runner.logits(tiny.prompt[:2])
     device.moves.clear()
@@ -165,9 +165,9 @@ def test_images_do_not_depend_on_the_placement(
 ) -> None:
     expected = drawing(plugins, CPU, None)
     assert expected.float().std() > 20
-    assert torch.equal(drawing(plugins, SECOND, "rest"), expected)
-    resting = "transformer.* = rest, text_encoder_2 = rest"
-    assert torch.equal(drawing(plugins, SECOND, resting), expected)
+    assert torch.equal(drawing(plugins, SECOND, "offload"), expected)
+    rules = "transformer.* = offload, text_encoder_2 = offload"
+    assert torch.equal(drawing(plugins, SECOND, rules), expected)
     for rules in ("text_encoder_2 = cpu:1", "*.single_transformer_blocks = cpu:1, vae = cpu:1"):
         assert torch.equal(drawing(plugins, CPU, rules), expected)
 
@@ -182,9 +182,9 @@ def test_images_do_not_depend_on_the_placement(
         ("mixtral", "*.experts = cpu"),
         ("qwen3_next", "model.layers.[1-2] = cpu"),
         ("llama", "auto:400KB"),
-        ("llama", "rest"),
-        ("mixtral", "*.experts = rest, model.layers.1 = cpu"),
-        ("gemma3", "rest"),
+        ("llama", "offload"),
+        ("mixtral", "*.experts = offload, model.layers.1 = cpu"),
+        ("gemma3", "offload"),
     ],
 )
 def test_a_gpu_and_its_host_say_the_same(made: Made, name: str, rules: str) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from ostro.architectures.whisper.inputs import Inputs
 from ostro.core.adapters.adapter import EMPTY
 from ostro.core.adapters.weights import AdapterWeights, LowRank
+from ostro.core.deprecated import RemovedInOstro1
 from ostro.core.engine.scheduler import Chunk
 from ostro.core.errors import OstroError, UsageError
 from ostro.core.ops import Fused
@@ -259,8 +260,8 @@ def test_the_estimate_leaves_room_for_the_cache(
         ("model.layers.0 = ", "is not a rule"),
         ("no-such-file.toml", "there is no such file"),
         ("auto:many", "is not a size"),
-        ("rest", "--offload: layers cannot be offloaded"),
-        ("model.layers.0 = rest", "the model runs on the CPU"),
+        ("offload", "--offload: layers cannot be offloaded"),
+        ("model.layers.0 = offload", "the model runs on the CPU"),
     ],
 )
 def test_what_cannot_be_placed_is_refused(
@@ -272,11 +273,19 @@ def test_what_cannot_be_placed_is_refused(
     assert isinstance(caught.value, UsageError) or "not found by torch" in said
 
 
+@pytest.mark.parametrize("old", ["rest", "model.layers.0 = rest"])
+def test_the_old_name_of_offload_warns(made: Made, device: SimulatedDevice, old: str) -> None:
+    with pytest.warns(RemovedInOstro1, match="rest is deprecated; write offload"):
+        placed = made("mixtral").load(device="cpu:1", placement=old)
+    new = made("mixtral").load(device="cpu:1", placement=old.replace("rest", "offload"))
+    assert placed.placement.describe() == new.placement.describe()
+
+
 def test_a_weight_with_two_users_is_not_torn_apart(made: Made, device: SimulatedDevice) -> None:
     with pytest.raises(UsageError, match=r"lm_head and model\.embed_tokens use one"):
         made("tied").load(placement="lm_head = cpu:1")
     with pytest.raises(UsageError, match="one weight"):
-        made("tied").load(device="cpu:1", placement="lm_head = rest, embed_tokens = rest")
+        made("tied").load(device="cpu:1", placement="lm_head = offload, embed_tokens = offload")
 
 
 def test_levels_are_added_at_home(plugins: PluginManager, device: SimulatedDevice) -> None:
@@ -318,5 +327,5 @@ def test_cross_caches_are_written_on_the_layers_devices(
         ):
             engine = tiny.engine(placement=placement)
             assert torch.equal(engine.runner.logits(tiny.prompt[:20], items=[item]), expected)
-        engine = tiny.engine(device="cpu:1", placement="rest")
+        engine = tiny.engine(device="cpu:1", placement="offload")
         assert torch.equal(engine.runner.logits(tiny.prompt[:20], items=[item]), expected)

@@ -158,15 +158,15 @@ def test_steps_without_a_long_segment_run_eagerly(
 @pytest.mark.parametrize(
     ("name", "rules", "said"),
     [
-        ("llama", "rest", ["[0-7] on cpu:1: eager: its weights are offloaded"]),
+        ("llama", "offload", ["[0-7] on cpu:1: eager: its weights are offloaded"]),
         (
             "llama",
-            "model.layers.[0-3] = rest",
+            "model.layers.[0-3] = offload",
             ["[0-3] on cpu:1: eager: its weights are offloaded", "[4-7] on cpu:1: captured"],
         ),
         (
             "mixtral",
-            "model.layers.4.*.experts = rest",
+            "model.layers.4.*.experts = offload",
             ["[0-3] on cpu:1: captured", "[4] on cpu:1: eager: its experts are offloaded"],
         ),
     ],
