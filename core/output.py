@@ -1,10 +1,12 @@
-"""The output of a chat model: text, reasoning and tool calls, as parsers find them in it."""
+"""Parsers of the output of a chat model: they find text, reasoning and tool calls in it."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
+
+from ostro.core.messages.text import OutputEvent
 
 
 @dataclass(frozen=True)
@@ -24,45 +26,6 @@ class Piece:
     control: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
-    """The next piece of the answer's text."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Reasoning:
-    """The next piece of the reasoning."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallStart:
-    """A tool call begins. `index` numbers the calls of an answer from 0, `id` is unique."""
-
-    index: int
-    id: str
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallArguments:
-    """The next piece of a call's arguments, which are JSON unless the model writes other text."""
-
-    index: int
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallEnd:
-    """A call is complete. A call that the output cuts off has no end."""
-
-    index: int
-
-
-OutputEvent = Text | Reasoning | CallStart | CallArguments | CallEnd
 ToolChoice = Literal["auto", "required"] | Sequence[str]
 """Whether the model may call a tool or must; the names of the tools of which it must call one."""
 
@@ -89,7 +52,7 @@ class OutputParser(Protocol):
 
     def finish(self) -> list[OutputEvent]:
         """The rest, at the end of the output. Nothing is lost: a call that is cut off is text, or
-        a call without `CallEnd`.
+        a call without `ToolCallEnd`.
         """
 
     @classmethod

@@ -20,10 +20,11 @@ from ostro.core.errors import CheckpointError, RequestError, Unsupported, neares
 from ostro.core.media.parts import Medium
 from ostro.core.media.worker import MediaWorker
 from ostro.core.messages.commands import ModelInfo, ModelSpec
-from ostro.core.messages.outputs import Finish, TokenLogprobs, TokenOutput
+from ostro.core.messages.outputs import TokenOutput
 from ostro.core.messages.prompt import Prompt
 from ostro.core.messages.requests import AdapterRef, Sampling, TokenRequest
-from ostro.core.output import OutputEvent, OutputParser
+from ostro.core.messages.text import Event, Usage
+from ostro.core.output import OutputParser
 from ostro.core.records import Architecture, Parser, Settings
 from ostro.core.tokenizer import Tokenizer
 
@@ -256,49 +257,12 @@ def mistyped(error: msgspec.ValidationError, parent: str = "") -> RequestError:
     return RequestError(f"{field}: {what}" if field else what, param=field or None)
 
 
-class Usage(msgspec.Struct, kw_only=True):
-    """Token counts of a request.
-
-    `cached` prompt tokens came from the prefix cache; `image` prompt tokens are those of images and
-    videos, `audio` those of sound; `reasoning` tokens are part of the completion.
-    """
-
-    prompt: int = 0
-    completion: int = 0
-    cached: int = 0
-    image: int = 0
-    audio: int = 0
-    reasoning: int = 0
-
-
-class TextDelta(msgspec.Struct, kw_only=True):
-    """The next piece of text of one choice.
-
-    If it has more than text, `events` are its text, reasoning and tool calls in order, and `text`
-    is only the text.
-
-    If logprobs were requested, `tokens` are the tokens whose text starts in this piece, `logprobs`
-    their log probabilities (None for the first token of a prompt), and `offsets` the positions of
-    their texts in characters. `stopped_by` is the stop string or token id that ended the choice.
-    """
-
-    index: int = 0
-    text: str = ""
-    events: list[OutputEvent] = []
-    tokens: list[int] = []
-    logprobs: list[TokenLogprobs | None] | None = None
-    offsets: list[int] = []
-    prompt_logprobs: list[TokenLogprobs | None] | None = None
-    finish: Finish | None = None
-    stopped_by: str | int | None = None
-
-
 class Continuation(Protocol):
-    """One prompt and its choices: converts token outputs of the engine to text deltas.
+    """One prompt and its choices: converts token outputs of the engine to events.
 
     It is synchronous and does no I/O: the caller sends `request` to an engine and passes every
     output to `add`. `done` is true once all choices have ended. The engine does not check stop
-    strings: if a delta has `finish` and its output does not, the caller must abort that choice.
+    strings: if a choice has ended and its output has no `finish`, the caller must abort it.
     """
 
     request: TokenRequest
@@ -306,11 +270,11 @@ class Continuation(Protocol):
     @property
     def done(self) -> bool: ...
 
-    def add(self, output: TokenOutput) -> list[TextDelta]: ...
+    def add(self, output: TokenOutput) -> list[Event]: ...
 
 
 class Answer(Protocol):
-    """An answer in progress: iterate its deltas once; closing it early aborts its requests.
+    """An answer in progress: iterate its events once; closing it early aborts its requests.
 
     `choices` is the number of choices of all prompts. `generations` are the generations of the
     applied adapters; None for a request without adapters.
@@ -320,7 +284,7 @@ class Answer(Protocol):
     choices: int
     generations: list[str] | None
 
-    def __aiter__(self) -> AsyncIterator[TextDelta]: ...
+    def __aiter__(self) -> AsyncIterator[Event]: ...
 
     async def aclose(self) -> None: ...
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -19,9 +19,10 @@ from ostro.core.errors import UsageError
 from ostro.core.media.inputs import Inputs
 from ostro.core.media.parts import split_media
 from ostro.core.messages.commands import AdapterInfo
-from ostro.core.messages.outputs import TokenLogprobs, TokenOutput
+from ostro.core.messages.outputs import Finish, TokenLogprobs, TokenOutput
 from ostro.core.messages.prompt import Prompt
 from ostro.core.messages.requests import AdapterRef
+from ostro.core.messages.text import ChoiceEnd, Event, Text
 from ostro.core.output import OutputParser
 from ostro.core.pipeline import Continuation, SamplingDefaults, ServedModel, TextPipeline
 from ostro.core.plugins.manager import PluginManager
@@ -30,7 +31,7 @@ from ostro.core.tokenizer import Tokenizer
 from ostro.entrypoints.local_engine import LocalClient, LocalEngine
 from ostro.entrypoints.media import make_item
 from ostro.entrypoints.open import make_pipelines
-from ostro.entrypoints.operations.text import Choice, ChoiceBuilder, events_of
+from ostro.entrypoints.operations.text import Choice, ChoiceBuilder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -244,9 +245,8 @@ class LocalModel:
         builder = ChoiceBuilder()
         with closing(self.local.generate(continued.request)) as outputs:
             for output in outputs:
-                for delta in continued.add(output):
-                    for event in events_of(delta):
-                        builder.add(event)
+                for event in continued.add(output):
+                    builder.add(event)
                 if continued.done:
                     if output.finish is None:
                         self.engine.abort(output.id, output.index)
@@ -488,17 +488,26 @@ def pieces_of(continued: Continuation, output: TokenOutput) -> list[Piece]:
     pieces, index = list[Piece](), output.index
     for i, token in enumerate(output.tokens):
         logprobs = None if output.logprobs is None else output.logprobs[i : i + 1]
-        deltas = continued.add(replace(output, tokens=[token], logprobs=logprobs, finish=None))
-        text = "".join(delta.text for delta in deltas)
+        events = continued.add(replace(output, tokens=[token], logprobs=logprobs, finish=None))
+        text = text_of(events)
         pieces.append(Piece(text, token, logprobs=logprobs[0] if logprobs else None, index=index))
-        if deltas and deltas[-1].finish is not None:
-            return [*pieces, Piece("", finish=deltas[-1].finish, index=index)]
+        if ended := finish_of(events):
+            return [*pieces, Piece("", finish=ended, index=index)]
     if output.finish is not None:
-        deltas = continued.add(replace(output, tokens=[], logprobs=None))
-        text = "".join(delta.text for delta in deltas)
-        finish = deltas[-1].finish if deltas else output.finish
-        pieces.append(Piece(text, finish=finish, index=index))
+        events = continued.add(replace(output, tokens=[], logprobs=None))
+        finish = finish_of(events) or output.finish
+        pieces.append(Piece(text_of(events), finish=finish, index=index))
     return pieces
+
+
+def text_of(events: Iterable[Event]) -> str:
+    """Return the text among events."""
+    return "".join(event.text for event in events if isinstance(event, Text))
+
+
+def finish_of(events: Iterable[Event]) -> Finish | None:
+    """Return the reason why a choice ended, None if it has not."""
+    return next((event.finish for event in events if isinstance(event, ChoiceEnd)), None)
 
 
 def outside_loop(work: Callable[[], T]) -> T:

@@ -14,6 +14,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ostro.core.messages.text import ChoiceEnd, Event
 from ostro.core.pipeline import StreamOptions, TextRequest
 from ostro.core.records import Route
 from ostro.core.store import new_id
@@ -34,7 +35,7 @@ from ostro.entrypoints.http.stream import DONE, EventStream, event, unless_disco
 from ostro.entrypoints.operations import stored_chats
 from ostro.entrypoints.operations.models import ModelEntry
 from ostro.entrypoints.operations.operations import Operations
-from ostro.entrypoints.operations.text import ChoiceEnd, Completion, Event, Generation
+from ostro.entrypoints.operations.text import Completion, Generation
 
 MAX_PROMPTS = 1024
 """Prompts of one completion request."""

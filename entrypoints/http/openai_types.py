@@ -9,17 +9,17 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ostro.core.messages.outputs import Finish, TokenLogprobs
-from ostro.core.pipeline import Usage
-from ostro.core.tokenizer.detokenizer import token_name
-from ostro.entrypoints.operations.text import (
-    Choice,
+from ostro.core.messages.text import (
     ChoiceEnd,
     Event,
-    ReasoningPiece,
-    TextPiece,
+    Reasoning,
+    Text,
     ToolCallArguments,
     ToolCallStart,
+    Usage,
 )
+from ostro.core.tokenizer.detokenizer import token_name
+from ostro.entrypoints.operations.text import Choice
 
 MIN_LOGPROB = -9999.0
 """Replaces minus infinity, which JSON cannot represent."""
@@ -297,10 +297,10 @@ def chat_chunk_choice(event: Event, token_bytes: TokenBytes, first: bool) -> Cha
     delta = ChatDelta()
     choice = ChatChunkChoice(index=event.index, delta=delta)
     match event:
-        case TextPiece():
+        case Text():
             delta.content = event.text or UNSET
             choice.logprobs = chat_logprobs(event.logprobs, token_bytes)
-        case ReasoningPiece():
+        case Reasoning():
             delta.reasoning_content = delta.reasoning = event.text
         case ToolCallStart():
             called = FunctionDelta(name=event.name)
@@ -313,7 +313,7 @@ def chat_chunk_choice(event: Event, token_bytes: TokenBytes, first: bool) -> Cha
             choice.finish_reason, choice.stop_reason = event.finish, event.stopped_by
     if first:
         delta.role = "assistant"
-        if delta.content is UNSET and not isinstance(event, ToolCallStart | ReasoningPiece):
+        if delta.content is UNSET and not isinstance(event, ToolCallStart | Reasoning):
             delta.content = ""
     return choice
 
@@ -334,7 +334,7 @@ def completion_chunk_choice(event: Event, token_bytes: TokenBytes) -> TextChoice
     """Return a choice of a chunk of a completion."""
     choice = TextChoice(index=event.index)
     match event:
-        case TextPiece():
+        case Text():
             choice.text = event.text
             choice.logprobs = completion_logprobs(event, token_bytes)
             choice.prompt_logprobs = prompt_logprobs(event.prompt_logprobs, token_bytes)
@@ -366,9 +366,7 @@ def chat_logprobs(
     )
 
 
-def completion_logprobs(
-    found: Choice | TextPiece, token_bytes: TokenBytes
-) -> CompletionLogprobs | None:
+def completion_logprobs(found: Choice | Text, token_bytes: TokenBytes) -> CompletionLogprobs | None:
     """Return the log probabilities of a completion, None without any."""
     if found.logprobs is None:
         return None

@@ -8,55 +8,16 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ostro.core.messages.outputs import Finish, TokenLogprobs
-from ostro.core.output import CallArguments, CallStart, OutputEvent, Reasoning, Text
-from ostro.core.pipeline import Answer, TextDelta, TextPipeline, Usage
-
-
-class Event(msgspec.Struct, kw_only=True):
-    """An event of a generation; `index` is the number of its choice."""
-
-    index: int = 0
-
-
-class TextPiece(Event, kw_only=True):
-    """The next piece of a choice's text.
-
-    `tokens`, `logprobs` and `offsets` are those of `TextDelta`, `prompt_logprobs` as well.
-    """
-
-    text: str = ""
-    tokens: list[int] = []
-    logprobs: list[TokenLogprobs | None] | None = None
-    offsets: list[int] = []
-    prompt_logprobs: list[TokenLogprobs | None] | None = None
-
-
-class ReasoningPiece(Event, kw_only=True):
-    """The next piece of a choice's reasoning, which is not part of its text."""
-
-    text: str
-
-
-class ToolCallStart(Event, kw_only=True):
-    """A tool call begins; `call` is its number within the choice, `id` is unique."""
-
-    call: int
-    id: str
-    name: str
-
-
-class ToolCallArguments(Event, kw_only=True):
-    """The next piece of the arguments of a tool call, which are JSON."""
-
-    call: int
-    text: str
-
-
-class ChoiceEnd(Event, kw_only=True):
-    """A choice has ended; `stopped_by` is the stop string or token id that ended it."""
-
-    finish: Finish
-    stopped_by: str | int | None = None
+from ostro.core.messages.text import (
+    ChoiceEnd,
+    Event,
+    Reasoning,
+    Text,
+    ToolCallArguments,
+    ToolCallStart,
+    Usage,
+)
+from ostro.core.pipeline import Answer, TextPipeline
 
 
 class ToolCall(msgspec.Struct, kw_only=True):
@@ -96,14 +57,14 @@ class ChoiceBuilder:
         """Add the next event of the choice."""
         choice = self._choice
         match event:
-            case TextPiece():
+            case Text():
                 self._texts.append(event.text)
                 if event.logprobs is not None:
                     choice.logprobs = [*(choice.logprobs or ()), *event.logprobs]
                     choice.tokens += event.tokens
                     choice.offsets += event.offsets
                 choice.prompt_logprobs = choice.prompt_logprobs or event.prompt_logprobs
-            case ReasoningPiece():
+            case Reasoning():
                 self._reasoning.append(event.text)
             case ToolCallStart():
                 choice.tool_calls.append(ToolCall(id=event.id, name=event.name))
@@ -159,11 +120,10 @@ class Generation:
     async def __aiter__(self) -> AsyncGenerator[Event, None]:
         kept = self._builders() if self.on_end is not None else []
         try:
-            async for delta in self._answer:
-                for event in events_of(delta):
-                    if kept:
-                        kept[event.index].add(event)
-                    yield event
+            async for event in self._answer:
+                if kept:
+                    kept[event.index].add(event)
+                yield event
         finally:
             await self.aclose()
         if self.on_end is not None:
@@ -173,9 +133,8 @@ class Generation:
         """Read all events. Return the completion."""
         builders = self._builders()
         try:
-            async for delta in self._answer:
-                for event in events_of(delta):
-                    builders[event.index].add(event)
+            async for event in self._answer:
+                builders[event.index].add(event)
         finally:
             await self.aclose()
         return self._completion(builders)
@@ -194,43 +153,3 @@ class Generation:
     async def aclose(self) -> None:
         """Stop the generation; the engine frees its resources."""
         await self._answer.aclose()
-
-
-def events_of(delta: TextDelta) -> Iterable[Event]:
-    """Yield the events of a delta of a pipeline.
-
-    Its log probabilities are those of the first text in it, or of a piece without text.
-    """
-    texts = [i for i, each in enumerate(delta.events) if isinstance(each, Text)]
-    first = texts[0] if texts else 0
-    for each in delta.events[:first]:
-        yield from event_of(each, delta.index)
-    rest = delta.events[first + 1 :] if texts else delta.events
-    found = delta.events[first] if texts else Text("" if delta.events else delta.text)
-    text = found.text if isinstance(found, Text) else ""
-    if text or delta.logprobs or delta.prompt_logprobs:
-        yield TextPiece(
-            index=delta.index,
-            text=text,
-            tokens=delta.tokens,
-            logprobs=delta.logprobs,
-            offsets=delta.offsets,
-            prompt_logprobs=delta.prompt_logprobs,
-        )
-    for each in rest:
-        yield from event_of(each, delta.index)
-    if delta.finish:
-        yield ChoiceEnd(index=delta.index, finish=delta.finish, stopped_by=delta.stopped_by)
-
-
-def event_of(event: OutputEvent, index: int) -> Iterable[Event]:
-    """Yield the event of a choice for one of its parser; ends of calls have none."""
-    match event:
-        case Text():
-            yield TextPiece(index=index, text=event.text)
-        case Reasoning():
-            yield ReasoningPiece(index=index, text=event.text)
-        case CallStart():
-            yield ToolCallStart(index=index, call=event.index, id=event.id, name=event.name)
-        case CallArguments():
-            yield ToolCallArguments(index=index, call=event.index, text=event.text)

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from secrets import token_hex
 from typing import TypeVar
 
 from ostro.pipelines import (
-    CallArguments,
-    CallEnd,
-    CallStart,
     OutputEvent,
     Piece,
     Reasoning,
     Text,
     Tool,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
     ToolChoice,
 )
 from ostro.plugins.parsers.lark import Rules
@@ -99,16 +98,16 @@ class TurnParser:
 
     def start_call(self, name: str, id: str = "") -> None:
         """Emit the start of a call."""
-        self._emit(CallStart(self.calls, id or self.new_id(), name))
+        self._emit(ToolCallStart(self.calls, id or self.new_id(), name))
 
     def add_arguments(self, text: str) -> None:
         """Emit arguments of the current call."""
-        self._emit(CallArguments(self.calls, CONTROL.sub("", text)))
+        self._emit(ToolCallArguments(self.calls, CONTROL.sub("", text)))
 
     def end_call(self, *, complete: bool = True) -> None:
         """Emit the end of the current call if it is complete; further events belong to the next."""
         if complete:
-            self._emit(CallEnd(self.calls))
+            self._emit(ToolCallEnd(self.calls))
         self.calls += 1
         self._strips = True
 
@@ -127,12 +126,12 @@ class TurnParser:
 
     def _emit(self, event: OutputEvent) -> None:
         """Add an event; one without text is none, and texts that follow each other are joined."""
-        if isinstance(event, CallStart | CallEnd):
+        if isinstance(event, ToolCallStart | ToolCallEnd):
             self._events.append(event)
         elif event.text:
             last = self._events[-1] if self._events else None
-            if isinstance(last, Text | Reasoning | CallArguments) and type(last) is type(event):
-                self._events[-1] = replace(last, text=last.text + event.text)
+            if isinstance(last, Text | Reasoning | ToolCallArguments) and type(last) is type(event):
+                last.text += event.text
             else:
                 self._events.append(event)
 

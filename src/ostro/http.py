@@ -22,17 +22,7 @@ from ostro.entrypoints.operations.models import ModelEntry
 from ostro.entrypoints.operations.operations import Operations
 from ostro.entrypoints.operations.request_batches import RequestBatches
 from ostro.entrypoints.operations.text import Choice as CompletionChoice
-from ostro.entrypoints.operations.text import (
-    ChoiceEnd,
-    Completion,
-    Event,
-    Generation,
-    ReasoningPiece,
-    TextPiece,
-    ToolCall,
-    ToolCallArguments,
-    ToolCallStart,
-)
+from ostro.entrypoints.operations.text import Completion, Generation, ToolCall
 from ostro.entrypoints.operations.tokens import DetokenizeRequest, TokenizeRequest, Tokens
 from ostro.entrypoints.operations.vectors import (
     MAX_INPUTS,
@@ -56,7 +46,6 @@ __all__ = [
     "Batch",
     "BatchResult",
     "Caller",
-    "ChoiceEnd",
     "Classification",
     "ClassifyRequest",
     "Completion",
@@ -65,7 +54,6 @@ __all__ = [
     "EmbeddingRequest",
     "Embeddings",
     "ErrorForm",
-    "Event",
     "EventStream",
     "Forbidden",
     "Generation",
@@ -75,18 +63,14 @@ __all__ = [
     "Pooled",
     "RankedDocument",
     "Ranking",
-    "ReasoningPiece",
     "RequestBatches",
     "RerankRequest",
     "Rows",
     "ScoreRequest",
     "Scores",
-    "TextPiece",
     "TokenizeRequest",
     "Tokens",
     "ToolCall",
-    "ToolCallArguments",
-    "ToolCallStart",
     "batches_of",
     "caller_of",
     "error_content_of",

@@ -16,18 +16,18 @@ from ostro.core.media.worker import MediaSource, MediaWorker
 from ostro.core.messages.outputs import Finish, JobOutput, TokenLogprobs, TokenOutput
 from ostro.core.messages.requests import DEFAULT as DEFAULT_MODEL
 from ostro.core.messages.requests import AdapterRef, Dry, PoolingRequest, Sampling, TokenRequest
-from ostro.core.output import (
-    CallArguments,
-    CallEnd,
-    CallStart,
+from ostro.core.messages.text import (
+    ChoiceEnd,
+    Event,
     OutputEvent,
-    OutputParser,
-    Piece,
     Reasoning,
     Text,
-    Tool,
-    ToolChoice,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+    Usage,
 )
+from ostro.core.output import OutputParser, Piece, Tool, ToolChoice
 from ostro.core.pipeline import (
     AdapterChoice,
     Answer,
@@ -38,10 +38,8 @@ from ostro.core.pipeline import (
     SamplingDefaults,
     ServedModel,
     StreamOptions,
-    TextDelta,
     TextPipeline,
     TextRequest,
-    Usage,
 )
 from ostro.core.pipeline import parse as parse_request
 from ostro.core.preparation import EXECUTOR as PREPARATION_EXECUTOR
@@ -81,15 +79,14 @@ __all__ = [
     "AddedRequest",
     "Answer",
     "AsyncEngine",
-    "CallArguments",
-    "CallEnd",
-    "CallStart",
     "ChatTemplate",
     "CheckpointSummary",
+    "ChoiceEnd",
     "Continuation",
     "Detokenizer",
     "DraftRequest",
     "Dry",
+    "Event",
     "Finish",
     "JobOutput",
     "MaskProcessor",
@@ -114,7 +111,6 @@ __all__ = [
     "StreamOptions",
     "TemplateFeatures",
     "Text",
-    "TextDelta",
     "TextPipeline",
     "TextRequest",
     "TokenLogprobs",
@@ -122,6 +118,9 @@ __all__ = [
     "TokenRequest",
     "Tokenizer",
     "Tool",
+    "ToolCallArguments",
+    "ToolCallEnd",
+    "ToolCallStart",
     "ToolChoice",
     "Usage",
     "Vocabulary",

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 
-from ostro.core.pipeline import Usage
-from ostro.entrypoints.operations.text import (
+from ostro.core.messages.text import (
     ChoiceEnd,
     Event,
-    ReasoningPiece,
-    TextPiece,
+    Reasoning,
+    Text,
     ToolCallArguments,
     ToolCallStart,
+    Usage,
 )
 
 SCRIPT: Sequence[Event] = (
-    ReasoningPiece(text="The user "),
-    ReasoningPiece(text="wants Paris."),
-    TextPiece(text="Let me "),
-    TextPiece(text="see."),
+    Reasoning(text="The user "),
+    Reasoning(text="wants Paris."),
+    Text(text="Let me "),
+    Text(text="see."),
     ToolCallStart(call=0, id="call_1", name="weather"),
     ToolCallArguments(call=0, text='{"city": '),
     ToolCallStart(call=1, id="call_2", name="time"),

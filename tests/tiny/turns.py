@@ -14,16 +14,15 @@ from typing import Any
 from ostro.core.chat import ChatTemplate
 from ostro.core.chat.worker import render
 from ostro.core.errors import TemplateError
-from ostro.core.output import (
-    CallArguments,
-    CallEnd,
-    CallStart,
+from ostro.core.messages.text import (
     OutputEvent,
-    Piece,
     Reasoning,
     Text,
-    Tool,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
 )
+from ostro.core.output import Piece, Tool
 
 TEMPLATES = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "templates"
 FILES = sorted(TEMPLATES.glob("*.jinja")) if TEMPLATES.is_dir() else []
@@ -139,14 +138,14 @@ def read(events: Iterable[OutputEvent]) -> Parsed:
                 found.text += text
             case Reasoning(text):
                 found.reasoning += text
-            case CallStart(index, id, name):
+            case ToolCallStart(index, id, name):
                 assert index == len(found.calls)
                 found.calls.append([name, ""])
                 found.ids.append(id)
-            case CallArguments(index, text):
+            case ToolCallArguments(index, text):
                 assert index not in found.ended
                 found.calls[index][1] += text
-            case CallEnd(index):
+            case ToolCallEnd(index):
                 found.ended.append(index)
     return found
 

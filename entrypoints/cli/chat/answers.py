@@ -13,7 +13,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ostro.core.errors import OstroError
-from ostro.core.output import OutputEvent, OutputParser, Reasoning, Text
+from ostro.core.messages.text import OutputEvent, Reasoning, Text
+from ostro.core.output import OutputParser
 from ostro.core.output import Piece as OutputPiece
 from ostro.entrypoints.cli.chat.base_model import continues_text, join_text
 from ostro.entrypoints.cli.chat.repetition import RepetitionGuard

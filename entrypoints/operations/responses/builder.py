@@ -9,6 +9,14 @@ from typing import Any
 from msgspec.structs import replace
 
 from ostro.core.messages.outputs import Finish, TokenLogprobs
+from ostro.core.messages.text import (
+    ChoiceEnd,
+    Event,
+    Reasoning,
+    Text,
+    ToolCallArguments,
+    ToolCallStart,
+)
 from ostro.core.store import new_id
 from ostro.core.tokenizer.detokenizer import token_name
 from ostro.entrypoints.operations.responses.events import (
@@ -44,15 +52,7 @@ from ostro.entrypoints.operations.responses.response import (
     Response,
     usage_of,
 )
-from ostro.entrypoints.operations.text import (
-    ChoiceEnd,
-    Event,
-    Generation,
-    ReasoningPiece,
-    TextPiece,
-    ToolCallArguments,
-    ToolCallStart,
-)
+from ostro.entrypoints.operations.text import Generation
 
 MIN_LOGPROB = -9999.0
 """Replaces minus infinity, which JSON cannot represent."""
@@ -110,9 +110,9 @@ class ResponseBuilder:
     def add(self, event: Event) -> Iterator[ResponseEvent]:
         """Add the next event of the generation."""
         match event:
-            case ReasoningPiece():
+            case Reasoning():
                 yield from self.add_reasoning(event.text)
-            case TextPiece() if event.text or isinstance(self.open_item, MessageItem):
+            case Text() if event.text or isinstance(self.open_item, MessageItem):
                 yield from self.add_text(event)
             case ToolCallStart():
                 yield from self.close_text("completed")
@@ -155,7 +155,7 @@ class ResponseBuilder:
         self.open.pieces.append(text)
         yield ReasoningTextDelta(**self.open.place, delta=text)
 
-    def add_text(self, event: TextPiece) -> Iterator[ResponseEvent]:
+    def add_text(self, event: Text) -> Iterator[ResponseEvent]:
         if self.open is None or not isinstance(self.open.item, MessageItem):
             item = MessageItem(
                 id=new_id("msg_"), role="assistant", content=[], status="in_progress"
@@ -200,7 +200,7 @@ class ResponseBuilder:
         cut = self.finish == "length"
         status: Status = "incomplete" if cut else "completed"
         if not self.output:  # a message without text
-            yield from self.add_text(TextPiece())
+            yield from self.add_text(Text())
         yield from self.close_text(status)
         yield from self.close_calls(status)
         generations = generation.generations

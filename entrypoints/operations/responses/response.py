@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from ostro.core.errors import EngineDied, OstroError, Overloaded
-from ostro.core.pipeline import Usage
+from ostro.core.messages.text import Usage
 from ostro.core.store import new_id
 from ostro.entrypoints.operations.quotas import RateLimited
 from ostro.entrypoints.operations.responses.items import Item, OutputItem

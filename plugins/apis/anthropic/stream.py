@@ -9,15 +9,8 @@ from typing import Any
 
 import msgspec
 
-from ostro.http import (
-    ChoiceEnd,
-    Event,
-    Generation,
-    ReasoningPiece,
-    TextPiece,
-    ToolCallArguments,
-    ToolCallStart,
-)
+from ostro.http import Generation
+from ostro.pipelines import ChoiceEnd, Event, Reasoning, Text, ToolCallArguments, ToolCallStart
 from ostro.plugins.apis.anthropic.responses import (
     AssistantMessage,
     BlockEvent,
@@ -60,10 +53,10 @@ class BlockEvents:
     def add(self, event: Event) -> Iterator[BlockEvent]:
         """Yield the events of the next event of the choice."""
         match event:
-            case TextPiece() if event.text:
+            case Text() if event.text:
                 yield from self.switch("text")
                 yield self.delta(TextDelta(text=event.text))
-            case ReasoningPiece() if event.text:
+            case Reasoning() if event.text:
                 yield from self.switch("thinking")
                 self.thought.update(event.text.encode())
                 if self.shows_thinking:

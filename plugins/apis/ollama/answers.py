@@ -11,16 +11,17 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ostro.http import (
+from ostro.http import Generation
+from ostro.pipelines import (
     ChoiceEnd,
     Event,
-    Generation,
-    ReasoningPiece,
-    TextPiece,
+    Reasoning,
+    Text,
+    TokenLogprobs,
     ToolCallArguments,
     ToolCallStart,
+    token_name,
 )
-from ostro.pipelines import TokenLogprobs, token_name
 from ostro.plugins.apis.ollama.schema import (
     OllamaChatResponse,
     OllamaFunction,
@@ -156,9 +157,9 @@ async def parts(generation: Generation, clock: Clock) -> AsyncGenerator[Part, No
 def part_of(event: Event, calls: ToolCalls, token_bytes: TokenBytes) -> Part:
     """Return the part of a response that an event stands for; it may be empty."""
     match event:
-        case TextPiece():
+        case Text():
             return Part(text=event.text, logprobs=logprobs_of(event.logprobs, token_bytes))
-        case ReasoningPiece():
+        case Reasoning():
             return Part(thinking=event.text)
         case ToolCallStart():
             return calls.start(event)

@@ -5,26 +5,28 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from ostro.pipelines import TextDelta
+from ostro.pipelines import Event, Text
 from ostro.plugins.pipelines.text.choice import Choice
 from ostro.plugins.pipelines.text.continuation import PromptContinuation
 
 
 async def best_choices(
-    prompt: PromptContinuation, deltas: AsyncGenerator[TextDelta, None]
-) -> AsyncGenerator[TextDelta, None]:
-    """The deltas of the best `prompt.returned` choices, best first, once all have ended."""
-    held: dict[int, list[TextDelta]] = {}
-    async with aclosing(deltas):
-        async for delta in deltas:
-            held.setdefault(delta.index, []).append(delta)
+    prompt: PromptContinuation, events: AsyncGenerator[Event, None]
+) -> AsyncGenerator[Event, None]:
+    """The events of the best `prompt.returned` choices, best first, once all have ended."""
+    held: dict[int, list[Event]] = {}
+    async with aclosing(events):
+        async for event in events:
+            held.setdefault(event.index, []).append(event)
     best = sorted(prompt.choices, key=mean_logprob, reverse=True)[: prompt.returned]
     for index, choice in enumerate(best, prompt.choices[0].index):
-        for delta in held.get(choice.index, ()):
-            delta.index = index
-            if not prompt.report_logprobs:
-                delta.logprobs, delta.tokens, delta.offsets = None, [], []
-            yield delta
+        for event in held.get(choice.index, ()):
+            event.index = index
+            if isinstance(event, Text) and not prompt.report_logprobs:
+                event.logprobs, event.tokens, event.offsets = None, [], []
+                if not event.text and event.prompt_logprobs is None:
+                    continue
+            yield event
 
 
 def mean_logprob(choice: Choice) -> float:

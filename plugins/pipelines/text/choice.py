@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ostro.pipelines import (
-    CallEnd,
+    ChoiceEnd,
     Detokenizer,
+    Event,
     Finish,
     OutputEvent,
     OutputParser,
@@ -14,9 +15,9 @@ from ostro.pipelines import (
     Reasoning,
     Stop,
     Text,
-    TextDelta,
     TokenLogprobs,
     TokenOutput,
+    ToolCallEnd,
 )
 
 Entry = tuple[int, int, TokenLogprobs | None]
@@ -63,17 +64,17 @@ class Choice:
         tokens: Sequence[int],
         pieces: Sequence[str],
         logprobs: Sequence[TokenLogprobs | None] | None,
-    ) -> TextDelta:
-        """The prompt as the first delta; `pieces` are the texts of its tokens."""
+    ) -> list[Text]:
+        """The prompt as text, which may be empty; `pieces` are the texts of its tokens."""
         if self._entries is not None and logprobs is not None:
             at = 0
             for token, piece, entry in zip(tokens, pieces, logprobs, strict=True):
                 self._entries.append((at, token, entry))
                 at += len(piece)
         self._length = len(text)
-        return self._delta([Text(text)], all=True)
+        return [event for event in self._ready([Text(text)], all=True) if isinstance(event, Text)]
 
-    def add(self, output: TokenOutput) -> TextDelta:
+    def add(self, output: TokenOutput) -> list[Event]:
         """The text, reasoning and calls that are final after an output.
 
         Text that may begin a stop string is withheld, with the logprobs of its tokens.
@@ -83,7 +84,7 @@ class Choice:
             self.tokens += len(output.tokens)
             text = self._detokenizer.add(output.tokens)
             if output.finish is None:
-                return TextDelta(index=self.index, text=text)
+                return [Text(text, index=self.index)] if text else []
             text += self._detokenizer.finish()
             return self._end([Text(text)], output.finish, output.stopped_by)
         events: list[OutputEvent] = []
@@ -99,7 +100,7 @@ class Choice:
             if self._stop.found is not None:
                 return self._end(events, "stop", self._stop.found)
         if output.finish is None:
-            return self._delta(events)
+            return self._ready(events)
         events += self._pass(self._rest())
         if self._stop.found is not None:
             return self._end(events, "stop", self._stop.found)
@@ -149,7 +150,7 @@ class Choice:
         passed: list[OutputEvent] = []
         for event in events:
             if not isinstance(event, Text):
-                self._called |= isinstance(event, CallEnd)
+                self._called |= isinstance(event, ToolCallEnd)
                 passed += [Text(self._stop.rest()), event]
                 continue
             self._length += len(event.text)
@@ -161,34 +162,45 @@ class Choice:
 
     def _end(
         self, events: Sequence[OutputEvent], finish: Finish, stopped_by: str | int | None
-    ) -> TextDelta:
+    ) -> list[Event]:
         self.done = True
         if self._stop.found is not None and self._entries:
             end = self._sent + len(text_of(events))
             self._entries = [each for each in self._entries if each[0] < end]
         if finish == "stop" and self._called and not isinstance(stopped_by, str):
             finish = "tool_calls"
-        delta = self._delta(events, all=True)
-        delta.finish, delta.stopped_by = finish, stopped_by
-        return delta
+        ready = self._ready(events, all=True)
+        return [*ready, ChoiceEnd(finish, stopped_by, index=self.index)]
 
-    def _delta(self, events: Sequence[OutputEvent], all: bool = False) -> TextDelta:
-        """A delta, with the logprobs of the tokens whose text starts in it.
+    def _ready(self, events: Sequence[OutputEvent], all: bool = False) -> list[Event]:
+        """The events to send, the first text with the logprobs of the tokens that start in them.
 
         Reasoning and calls have no offsets: with them all known logprobs are sent.
         """
-        delta = TextDelta(index=self.index, text=text_of(events))
-        self._sent += len(delta.text)
+        text = text_of(events)
+        self._sent += len(text)
         if any(not isinstance(event, Text) for event in events):
-            delta.events = [event for event in events if event != Text("")]
+            ready = [event for event in events if not is_silent(event)]
             all = True
-        if self._entries:
-            ripe = [each for each in self._entries if all or each[0] < self._sent]
-            self._entries = self._entries[len(ripe) :]
-            delta.offsets = [at for at, _, _ in ripe]
-            delta.tokens = [token for _, token, _ in ripe]
-            delta.logprobs = [entry for _, _, entry in ripe] if ripe else None
-        return delta
+        else:
+            ready = [Text(text)] if text else []
+        if self._entries and (due := [x for x in self._entries if all or x[0] < self._sent]):
+            self._entries = self._entries[len(due) :]
+            first = next((event for event in ready if isinstance(event, Text)), None)
+            if first is None:
+                first = Text()
+                ready.insert(0, first)
+            first.offsets = [at for at, _, _ in due]
+            first.tokens = [token for _, token, _ in due]
+            first.logprobs = [entry for _, _, entry in due]
+        for event in ready:
+            event.index = self.index
+        return list(ready)
+
+
+def is_silent(event: OutputEvent) -> bool:
+    """Whether clients receive nothing of an event."""
+    return isinstance(event, ToolCallEnd) or (isinstance(event, Text) and not event.text)
 
 
 def text_of(events: Sequence[OutputEvent]) -> str:

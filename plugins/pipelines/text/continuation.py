@@ -1,4 +1,4 @@
-"""The continuation of one prompt: converts the engine's token outputs to text deltas."""
+"""The continuation of one prompt: converts the engine's token outputs to events."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from ostro.pipelines import (
+    Event,
     OutputParser,
     Stop,
-    TextDelta,
+    Text,
     Tokenizer,
     TokenLogprobs,
     TokenOutput,
@@ -80,36 +81,38 @@ class PromptContinuation:
         """Whether all choices have ended."""
         return all(choice.done for choice in self.choices)
 
-    def add(self, output: TokenOutput) -> list[TextDelta]:
-        """The deltas that are final after an output; none for a choice that has ended."""
-        choice, deltas = self.choices[output.index], list[TextDelta]()
+    def add(self, output: TokenOutput) -> list[Event]:
+        """The events that are final after an output; none for a choice that has ended."""
+        choice, events = self.choices[output.index], list[Event]()
         if not self.begun and (output.prompt_tokens or output.finish):
             self.begun = True
-            deltas = self.begin(output)
+            events = self.begin(output)
         if choice.done:
-            return deltas
+            return events
         before, reasoned = choice.tokens, choice.reasoning_tokens
-        delta = choice.add(output)
+        events += choice.add(output)
         self.usage.completion += choice.tokens - before
         self.usage.reasoning += choice.reasoning_tokens - reasoned
-        if delta.text or delta.events or delta.finish or delta.logprobs:
-            deltas.append(delta)
-        return deltas
+        return events
 
-    def begin(self, output: TokenOutput) -> list[TextDelta]:
-        """The deltas before the generated text: the prompt and its logprobs, if requested."""
+    def begin(self, output: TokenOutput) -> list[Event]:
+        """The events before the generated text: the prompt and its logprobs, if requested."""
         self.usage.cached += output.cached
         self.generations += output.generations
         known = self.logprobs_of_prompt(output)
         reported = known if self.prompt_logprobs else None
         if self.echo is None:
             index = self.choices[0].index
-            return [TextDelta(index=index, prompt_logprobs=reported)] if reported else []
+            return [Text(index=index, prompt_logprobs=reported)] if reported else []
         tokens, texts = self.request.tokens, self.texts_of_prompt()
-        deltas = [choice.echo(self.echo, tokens, texts, known) for choice in self.choices]
-        for delta in deltas:
-            delta.prompt_logprobs = reported
-        return deltas
+        events: list[Event] = []
+        for choice in self.choices:
+            echoed = choice.echo(self.echo, tokens, texts, known)
+            if reported:
+                echoed = echoed or [Text(index=choice.index)]
+                echoed[0].prompt_logprobs = reported
+            events += echoed
+        return events
 
     def texts_of_prompt(self) -> list[str]:
         """The texts of the prompt's tokens in `echo`; tokens around a text have none."""

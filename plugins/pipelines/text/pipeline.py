@@ -15,10 +15,11 @@ from ostro.pipelines import PREPARATION_EXECUTOR as EXECUTOR
 from ostro.pipelines import (
     AdapterRef,
     AsyncEngine,
+    ChoiceEnd,
+    Event,
     MediaSource,
     ReadFile,
     ServedModel,
-    TextDelta,
     Usage,
     fetch_all,
 )
@@ -126,7 +127,7 @@ class TextAnswer:
         self._engine, self._prompts = engine, prompts
         self.choices = sum(prompt.returned for prompt in prompts)
         sources = [self._choices(prompt) for prompt in prompts]
-        self._deltas = sources[0] if len(sources) == 1 else merged(sources)
+        self._events = sources[0] if len(sources) == 1 else merged(sources)
 
     @property
     def usage(self) -> Usage:
@@ -142,31 +143,30 @@ class TextAnswer:
             return None
         return list(dict.fromkeys(g for prompt in self._prompts for g in prompt.generations))
 
-    def __aiter__(self) -> AsyncIterator[TextDelta]:
-        return self._deltas
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self._events
 
     async def aclose(self) -> None:
         """Stop generation; the engine frees the resources of the request."""
-        await self._deltas.aclose()
+        await self._events.aclose()
 
-    def _choices(self, prompt: PromptContinuation) -> AsyncGenerator[TextDelta, None]:
-        """The deltas of the choices of one prompt that are returned."""
-        deltas = self._generate(prompt)
+    def _choices(self, prompt: PromptContinuation) -> AsyncGenerator[Event, None]:
+        """The events of the choices of one prompt that are returned."""
+        events = self._generate(prompt)
         ranks = prompt.returned < len(prompt.choices)
-        return best_choices(prompt, deltas) if ranks else deltas
+        return best_choices(prompt, events) if ranks else events
 
-    async def _generate(self, prompt: PromptContinuation) -> AsyncGenerator[TextDelta, None]:
-        """The deltas of one prompt."""
+    async def _generate(self, prompt: PromptContinuation) -> AsyncGenerator[Event, None]:
+        """The events of one prompt."""
         async with aclosing(self._engine.generate(prompt.request)) as outputs:
             async for output in outputs:
-                deltas = prompt.add(output)
-                ended = any([delta.finish for delta in deltas])
+                events = prompt.add(output)
+                ended = any([isinstance(event, ChoiceEnd) for event in events])
                 if ended and output.finish is None:
-                    self._engine.abort(
-                        output.id, output.index
-                    )  # the engine does not match stop strings
-                for delta in deltas:
-                    yield delta
+                    # The engine does not match stop strings.
+                    self._engine.abort(output.id, output.index)
+                for event in events:
+                    yield event
                 if ended and prompt.done:
                     return
 
@@ -186,8 +186,8 @@ def size_of_json(value: Any) -> int:
 
 
 async def merged(
-    sources: Sequence[AsyncGenerator[TextDelta, None]],
-) -> AsyncGenerator[TextDelta, None]:
+    sources: Sequence[AsyncGenerator[Event, None]],
+) -> AsyncGenerator[Event, None]:
     """The items of several generators, each as soon as it is available."""
     pending = {asyncio.ensure_future(anext(source)): source for source in sources}
     try:
@@ -196,11 +196,11 @@ async def merged(
             for task in done:
                 source = pending.pop(task)
                 try:
-                    delta = task.result()
+                    event = task.result()
                 except StopAsyncIteration:
                     continue
                 pending[asyncio.ensure_future(anext(source))] = source
-                yield delta
+                yield event
     finally:
         for task in pending:
             task.cancel()

@@ -13,6 +13,7 @@ from echo.generation import ScriptedGeneration
 from msgspec.structs import replace
 
 from ostro.core.errors import DocumentNotFound, OstroError, Overloaded
+from ostro.core.messages.text import ChoiceEnd, Text
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import resolve
 from ostro.entrypoints.operations.caller import ANYONE, Caller, Forbidden
@@ -23,7 +24,6 @@ from ostro.entrypoints.operations.responses.responses import Responses
 from ostro.entrypoints.operations.responses.runner import ResponseRunner
 from ostro.entrypoints.operations.responses.store import INPUT_KIND, JOB_KIND, KIND, event_kind
 from ostro.entrypoints.operations.state import State, open_state
-from ostro.entrypoints.operations.text import ChoiceEnd, TextPiece
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ class Operations:
         self.asked += 1
         if self.errors:
             raise self.errors.pop(0)
-        generation: Any = ScriptedGeneration([TextPiece(text="yes"), ChoiceEnd(finish="stop")])
+        generation: Any = ScriptedGeneration([Text(text="yes"), ChoiceEnd(finish="stop")])
         generation.model = "m"
         return generation
 

@@ -13,6 +13,7 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from ostro.core.errors import EngineDied, RequestError, Unsupported
+from ostro.core.messages.text import ChoiceEnd, Event
 from ostro.entrypoints.operations.caller import ANYONE
 from ostro.entrypoints.operations.responses import items
 from ostro.entrypoints.operations.responses.chat import chat_messages, without_orphans
@@ -22,10 +23,6 @@ from ostro.entrypoints.operations.responses.request import ResponseBody, read_re
 from ostro.entrypoints.operations.responses.response import new_response
 from ostro.entrypoints.operations.responses.responses import ResponseRun, Responses
 from ostro.entrypoints.operations.state import State
-from ostro.entrypoints.operations.text import (
-    ChoiceEnd,
-    Event,
-)
 
 
 def run(script: Sequence[Event], error: Exception | None = None) -> list[ResponseEvent]:

@@ -11,27 +11,21 @@ import pytest
 from echo.generation import SCRIPT
 
 from ostro.core.messages.outputs import TokenLogprobs
-from ostro.core.pipeline import TextDelta, Usage
+from ostro.core.messages.text import ChoiceEnd, Event, Text, Usage
 from ostro.entrypoints.http import openai_types
-from ostro.entrypoints.operations.text import (
-    ChoiceBuilder,
-    ChoiceEnd,
-    Event,
-    Generation,
-    TextPiece,
-)
+from ostro.entrypoints.operations.text import ChoiceBuilder, Generation
 
 
-class Deltas:
-    """An answer of given deltas."""
+class Events:
+    """An answer of given events."""
 
-    def __init__(self, deltas: Sequence[TextDelta], choices: int = 1) -> None:
-        self.deltas, self.choices, self.closed = deltas, choices, 0
+    def __init__(self, events: Sequence[Event], choices: int = 1) -> None:
+        self.events, self.choices, self.closed = events, choices, 0
         self.usage, self.generations = Usage(prompt=3, completion=2), None
 
-    async def __aiter__(self) -> AsyncIterator[TextDelta]:
-        for delta in self.deltas:
-            yield delta
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        for event in self.events:
+            yield event
 
     async def aclose(self) -> None:
         self.closed += 1
@@ -42,29 +36,30 @@ class Pipeline:
         return b"<%d>" % token
 
 
-def generation(*deltas: TextDelta, choices: int = 1) -> tuple[Generation, Deltas]:
-    answer = Deltas(deltas, choices)
+def generation(*events: Event, choices: int = 1) -> tuple[Generation, Events]:
+    answer = Events(events, choices)
     return Generation(answer, "m", Pipeline()), answer  # type: ignore[arg-type]
 
 
-def test_a_delta_becomes_text_and_an_end() -> None:
-    found, answer = generation(TextDelta(text="a"), TextDelta(text="b", finish="stop"))
+def test_a_generation_yields_the_events_of_the_answer() -> None:
+    events = [Text("a"), Text("b"), ChoiceEnd("stop")]
+    found, answer = generation(*events)
 
     async def read() -> list[Event]:
         return [event async for event in found]
 
-    ends = ChoiceEnd(finish="stop")
-    assert asyncio.run(read()) == [TextPiece(text="a"), TextPiece(text="b"), ends]
+    assert asyncio.run(read()) == events
     assert answer.closed
 
 
 def test_the_choices_of_a_completion_are_the_sums_of_their_events() -> None:
     entry = TokenLogprobs(token=5, logprob=-1.0)
     found, answer = generation(
-        TextDelta(index=1, text="x"),
-        TextDelta(text="a", tokens=[5], logprobs=[entry], offsets=[0]),
-        TextDelta(text="b", tokens=[6], logprobs=[entry], offsets=[1], finish="length"),
-        TextDelta(index=1, finish="stop", stopped_by="\n"),
+        Text("x", index=1),
+        Text("a", tokens=[5], logprobs=[entry], offsets=[0]),
+        Text("b", tokens=[6], logprobs=[entry], offsets=[1]),
+        ChoiceEnd("length"),
+        ChoiceEnd("stop", "\n", index=1),
         choices=2,
     )
     done = asyncio.run(found.collect())
@@ -109,7 +104,7 @@ def test_the_chunks_of_a_stream_add_up_to_the_message() -> None:
     assert ends == [*[None] * (len(SCRIPT) - 1), "tool_calls"]
 
 
-@pytest.mark.parametrize("event", [TextPiece(text="hi"), ChoiceEnd(finish="stop")])
+@pytest.mark.parametrize("event", [Text(text="hi"), ChoiceEnd(finish="stop")])
 def test_the_first_chunk_has_a_role_and_content(event: Event) -> None:
     delta = msgspec.to_builtins(openai_types.chat_chunk_choice(event, str, first=True))["delta"]
     assert delta == {"role": "assistant", "content": getattr(event, "text", "")}

@@ -10,14 +10,7 @@ import msgspec
 import pytest
 from echo.generation import SCRIPT, ScriptedGeneration
 
-from ostro.http import (
-    ChoiceEnd,
-    Event,
-    TextPiece,
-    ToolCallArguments,
-    ToolCallStart,
-)
-from ostro.pipelines import Usage
+from ostro.pipelines import ChoiceEnd, Event, Text, ToolCallArguments, ToolCallStart, Usage
 from ostro.plugins.apis.anthropic.stream import Answer
 
 
@@ -107,7 +100,7 @@ def test_omitted_thinking_has_a_signature_only() -> None:
     ],
 )
 def test_stop_reasons(end: ChoiceEnd, completion: int, reason: str, sequence: str | None) -> None:
-    script = [TextPiece(text="a"), end]
+    script = [Text(text="a"), end]
     found = whole(script, completion=completion)
     assert (found["stop_reason"], found["stop_sequence"]) == (reason, sequence)
     assert streamed(script, completion=completion)[-2]["delta"] == {
@@ -150,7 +143,7 @@ def test_each_block_ends_once() -> None:
         ToolCallStart(call=0, id="a", name="f"),
         ToolCallStart(call=1, id="b", name="g"),
         ToolCallArguments(call=0, text="{}"),
-        TextPiece(text="then"),
+        Text(text="then"),
         ToolCallStart(call=2, id="c", name="h"),
         ChoiceEnd(finish="tool_calls"),
     ]

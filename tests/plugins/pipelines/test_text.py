@@ -6,7 +6,7 @@ import asyncio
 import random
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import pytest
@@ -17,12 +17,15 @@ from echo.thread import ThreadEngine
 from ostro.core.errors import ContextLengthExceeded, RequestError, TemplateError, Unsupported
 from ostro.core.messages.outputs import TokenLogprobs, TokenOutput
 from ostro.core.messages.requests import Sampling, TokenRequest
-from ostro.core.output import CallEnd, CallStart, Piece
-from ostro.core.output import Text as OutputText
-from ostro.core.pipeline import SamplingDefaults, TextDelta, parse
+from ostro.core.messages.text import ChoiceEnd, Event, ToolCallEnd, ToolCallStart
+from ostro.core.messages.text import Text as OutputText
+from ostro.core.output import Piece
+from ostro.core.pipeline import SamplingDefaults, parse
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.tokenizer import Tokenizer, load_tokenizer
 from ostro.core.tokenizer.stop import Stop
+from ostro.entrypoints.operations.text import Choice as Joined
+from ostro.entrypoints.operations.text import ChoiceBuilder
 from ostro.plugins.pipelines.text.choice import Choice
 from ostro.plugins.pipelines.text.pipeline import Text
 from ostro.plugins.pipelines.text.sampling import bias_of, check_length
@@ -67,17 +70,18 @@ def test_it_is_the_text_pipeline() -> None:
     assert record.task == "text" and record.pipeline.endswith("pipeline:Text")
 
 
-def test_deltas_and_usage(tokenizer: Tokenizer) -> None:
+def test_events_and_usage(tokenizer: Tokenizer) -> None:
     async def test(text: Text, echo: EchoEngine) -> None:
         answer = await text.complete(completion(["héé", "b"], n=2))
         assert answer.choices == 4 and answer.usage.prompt == 6
-        found: dict[int, list[TextDelta]] = {}
-        async for delta in answer:
-            found.setdefault(delta.index, []).append(delta)
-        joined = {index: "".join(d.text for d in deltas) for index, deltas in found.items()}
-        assert joined == {0: "héé", 1: "héé", 2: "b", 3: "b"}
-        assert all(deltas[-1].finish == "stop" for deltas in found.values())
-        assert not any("\ufffd" in d.text for deltas in found.values() for d in deltas)
+        found: dict[int, list[Event]] = {}
+        async for event in answer:
+            found.setdefault(event.index, []).append(event)
+        choices = {index: joined(events) for index, events in found.items()}
+        texts = {index: choice.text for index, choice in choices.items()}
+        assert texts == {0: "héé", 1: "héé", 2: "b", 3: "b"}
+        assert all(isinstance(events[-1], ChoiceEnd) for events in found.values())
+        assert {choice.finish for choice in choices.values()} == {"stop"}
         assert answer.usage.completion == 12 and answer.usage.cached == 2
         assert len({request.id for request in echo.seen}) == 2
 
@@ -111,9 +115,10 @@ def test_a_stop_string_in_one_choice_ends_its_drawing(tokenizer: Tokenizer) -> N
         asked = completion("ab", n=3, stop="xx", ignore_eos=True, max_tokens=200)
         found: dict[int, str] = {}
         answer = await text.complete(asked)
-        async for delta in answer:
-            found[delta.index] = found.get(delta.index, "") + delta.text
-        assert found == {0: "ab" * 100, 1: "", 2: "ab" * 100}
+        async for event in answer:
+            if isinstance(event, OutputText):
+                found[event.index] = found.get(event.index, "") + event.text
+        assert found == {0: "ab" * 100, 2: "ab" * 100}
         assert answer.usage.completion == 402
         assert echo.counters.generated_tokens < 500, "without the abort they would be 600"
 
@@ -152,6 +157,14 @@ def test_suggested_sampling_gives_way(tokenizer: Tokenizer) -> None:
     with_text(tokenizer, test, sampling=SamplingDefaults({"temperature": 0.6, "top_k": 20}))
 
 
+def joined(events: Iterable[Event]) -> Joined:
+    """What the events of one choice add up to."""
+    builder = ChoiceBuilder()
+    for event in events:
+        builder.add(event)
+    return builder.build()
+
+
 def choice_of(tokenizer: Tokenizer, *stops: str, **options: Any) -> Choice:
     return Choice(0, tokenizer.detokenizer(), Stop(stops), **options)
 
@@ -164,11 +177,12 @@ def output_of(text: str) -> TokenOutput:
 
 def test_logprobs_come_with_their_text(tokenizer: Tokenizer) -> None:
     choice = choice_of(tokenizer, "xyz", logprobs=True)
-    deltas = [choice.add(output_of("a")), choice.add(output_of("bx")), choice.add(output_of("y"))]
-    assert [delta.text for delta in deltas] == ["a", "b", ""]
-    assert [delta.offsets for delta in deltas] == [[0], [1], []]
-    assert deltas[2].logprobs is None
-    last = choice.add(output_of("-"))
+    [first], [second] = choice.add(output_of("a")), choice.add(output_of("bx"))
+    assert isinstance(first, OutputText) and isinstance(second, OutputText)
+    assert (first.text, first.offsets) == ("a", [0]) and (second.text, second.offsets) == ("b", [1])
+    assert choice.add(output_of("y")) == []
+    [last] = choice.add(output_of("-"))
+    assert isinstance(last, OutputText)
     assert (last.text, last.offsets, last.tokens) == ("xy-", [2, 3, 4], list(b"xy-"))
 
 
@@ -176,26 +190,27 @@ def test_logprobs_of_a_character_in_pieces(tokenizer: Tokenizer) -> None:
     choice = choice_of(tokenizer, logprobs=True)
     first, *rest = output_of("é").tokens
     held = choice.add(TokenOutput(id="a", tokens=[first], logprobs=[TokenLogprobs(first, -1.0)]))
-    assert held.text == "" and held.logprobs is None
-    done = choice.add(TokenOutput(id="a", tokens=rest, logprobs=[TokenLogprobs(rest[0], -2.0)]))
+    assert held == []
+    [done] = choice.add(TokenOutput(id="a", tokens=rest, logprobs=[TokenLogprobs(rest[0], -2.0)]))
+    assert isinstance(done, OutputText)
     assert done.text == "é" and done.offsets == [0, 0] and len(done.logprobs or []) == 2
 
 
 def test_the_end_flushes(tokenizer: Tokenizer) -> None:
     choice = choice_of(tokenizer, "lone")
-    assert choice.add(output_of("hello")).text == "hel"
+    assert choice.add(output_of("hello")) == [OutputText("hel")]
     end = choice.add(TokenOutput(id="a", finish="length"))
-    assert (end.text, end.finish, choice.done) == ("lo", "length", True)
+    assert (end, choice.done) == ([OutputText("lo"), ChoiceEnd("length")], True)
     cut = choice_of(tokenizer)
-    assert cut.add(TokenOutput(id="a", tokens=[0xC3], finish="length")).text == "\ufffd"
+    ended = cut.add(TokenOutput(id="a", tokens=[0xC3], finish="length"))
+    assert ended == [OutputText("\ufffd"), ChoiceEnd("length")]
 
 
 def test_a_stop_string_in_the_last_piece(tokenizer: Tokenizer) -> None:
     choice = choice_of(tokenizer, "end")
     output = output_of("the end")
     output.finish = "length"
-    delta = choice.add(output)
-    assert (delta.text, delta.finish, delta.stopped_by) == ("the ", "stop", "end")
+    assert choice.add(output) == [OutputText("the "), ChoiceEnd("stop", "end")]
 
 
 @pytest.mark.parametrize(("least", "text"), [(0, "a"), (1, "a"), (2, "aba"), (3, "aba")])
@@ -206,7 +221,7 @@ def test_a_stop_string_counts_after_the_least_number_of_tokens(
     shown = ""
     for letter in "ababab":
         if not choice.done:
-            shown += choice.add(output_of(letter)).text
+            shown += joined(choice.add(output_of(letter))).text
     assert (shown, choice.done) == (text, True)
 
 
@@ -235,21 +250,20 @@ def test_a_stop_string_with_a_control_token_stops_as_in_transformers(
                 0, tokenizer.detokenizer(), Stop([stop], keep=keep, controls=[START, END]),
                 logprobs=True, controls=CONTROLS,
             )  # fmt: skip
-            deltas = []
+            events: list[Event] = []
             for start in range(0, 30, size):
                 if not choice.done:
                     tokens = ids[start : start + size]
                     known = [TokenLogprobs(id, -1.0) for id in tokens]
-                    deltas.append(choice.add(TokenOutput(id="a", tokens=tokens, logprobs=known)))
+                    events += choice.add(TokenOutput(id="a", tokens=tokens, logprobs=known))
             if not choice.done:
-                deltas.append(choice.add(TokenOutput(id="a", finish="length")))
-            text = "".join(delta.text for delta in deltas)
-            assert text == expected + stop * (keep and bool(found))
-            assert deltas[-1].finish == ("stop" if found else "length")
-            assert deltas[-1].stopped_by == (stop if found else None)
-            text_ids = [id for delta in deltas for id in delta.tokens if id < 256]
+                events += choice.add(TokenOutput(id="a", finish="length"))
+            made = joined(events)
+            assert made.text == expected + stop * (keep and bool(found))
+            assert made.finish == ("stop" if found else "length")
+            assert made.stopped_by == (stop if found else None)
             if not keep:
-                assert bytes(text_ids).decode() == text
+                assert bytes(id for id in made.tokens if id < 256).decode() == made.text
 
 
 def test_a_control_token_that_stops_keeps_what_precedes_it(tokenizer: Tokenizer) -> None:
@@ -258,18 +272,19 @@ def test_a_control_token_that_stops_keeps_what_precedes_it(tokenizer: Tokenizer)
         return Choice(0, tokenizer.detokenizer(), stop, controls=CONTROLS)
 
     half = choice()
-    assert half.add(TokenOutput(id="a", tokens=[0xC3, END_ID, ord("b")])).text == "\ufffd"
+    output = TokenOutput(id="a", tokens=[0xC3, END_ID, ord("b")])
+    assert joined(half.add(output)).text == "\ufffd"
     assert half.done
     ended = choice().add(TokenOutput(id="a", tokens=[*b"ax"], finish="stop", stopped_by=END_ID))
-    assert (ended.text, ended.finish, ended.stopped_by) == ("a", "stop", END_ID)
+    assert ended == [OutputText("a"), ChoiceEnd("stop", END_ID)]
 
 
 def test_a_control_token_stops_after_the_least_number_of_tokens(tokenizer: Tokenizer) -> None:
     stop = Stop([END], controls=[END])
     choice = Choice(0, tokenizer.detokenizer(), stop, controls=CONTROLS, min_tokens=2)
-    first = choice.add(TokenOutput(id="a", tokens=[97, END_ID, 98]))
-    last = choice.add(TokenOutput(id="a", tokens=[END_ID, 99]))
-    assert (first.text + last.text, last.finish, last.stopped_by) == ("ab", "stop", END)
+    events = choice.add(TokenOutput(id="a", tokens=[97, END_ID, 98]))
+    events += choice.add(TokenOutput(id="a", tokens=[END_ID, 99]))
+    assert events == [OutputText("ab"), ChoiceEnd("stop", END)]
 
 
 class Unclosed:
@@ -292,21 +307,21 @@ def test_a_control_token_that_stops_ends_the_parser(tokenizer: Tokenizer) -> Non
     parser: Any = Unclosed()
     stop = Stop([END], controls=[END])
     choice = Choice(0, tokenizer.detokenizer(), stop, parser=parser, controls=CONTROLS)
-    delta = choice.add(TokenOutput(id="a", tokens=[97, 98, END_ID, 99]))
-    assert (delta.text, delta.finish, delta.stopped_by) == ("ab", "stop", END)
+    events = choice.add(TokenOutput(id="a", tokens=[97, 98, END_ID, 99]))
+    assert events == [OutputText("ab"), ChoiceEnd("stop", END)]
 
 
 def test_stop_strings_of_requests_match_control_tokens(tokenizer: Tokenizer) -> None:
     async def test(text: Text, echo: EchoEngine) -> None:
         for extra in ({}, {"include_stop_str_in_output": True}):
             asked = completion([97, 98, START_ID, 99], n=2, stop=START, **extra)
-            found: dict[int, list[TextDelta]] = {0: [], 1: []}
+            found: dict[int, list[Event]] = {0: [], 1: []}
             answer = await text.complete(asked)
-            async for delta in answer:
-                found[delta.index].append(delta)
-            for deltas in found.values():
-                assert "".join(delta.text for delta in deltas) == "ab" + START * bool(extra)
-                assert (deltas[-1].finish, deltas[-1].stopped_by) == ("stop", START)
+            async for event in answer:
+                found[event.index].append(event)
+            for made in map(joined, found.values()):
+                assert made.text == "ab" + START * bool(extra)
+                assert (made.finish, made.stopped_by) == ("stop", START)
             assert answer.usage.completion == 6
 
     with_text(tokenizer, test)
@@ -318,7 +333,7 @@ class Calls:
     reasoning = None
 
     def add(self, piece: Piece) -> list[Any]:
-        return [CallStart(0, "id", piece.text), CallEnd(0)]
+        return [ToolCallStart(0, "id", piece.text), ToolCallEnd(0)]
 
     def finish(self) -> list[Any]:
         return []
@@ -334,7 +349,7 @@ def test_only_an_answer_that_is_not_cut_off_ends_with_calls(
     choice = choice_of(tokenizer, parser=calls)
     output = output_of("f")
     output.finish = finish
-    assert choice.add(output).finish == expected
+    assert joined(choice.add(output)).finish == expected
 
 
 @pytest.mark.parametrize(

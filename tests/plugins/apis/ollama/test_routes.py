@@ -14,15 +14,15 @@ from echo.server import Running, Start
 from tiny.adapter_routes import last, load
 
 from ostro.core.errors import Overloaded, RequestError
-from ostro.http import (
+from ostro.pipelines import (
     ChoiceEnd,
     Event,
-    ReasoningPiece,
-    TextPiece,
+    Reasoning,
+    Text,
     ToolCallArguments,
     ToolCallStart,
+    fetch_all,
 )
-from ostro.pipelines import fetch_all
 from ostro.plugins.apis.ollama.answers import Clock, chat_form, generate_form, lines, whole
 from ostro.plugins.apis.ollama.conversion import converted
 from ostro.plugins.apis.ollama.schema import OllamaFunction, OllamaMessage, OllamaToolCall
@@ -278,8 +278,8 @@ def streamed(*events: Event) -> list[dict[str, Any]]:
 
 
 EVENTS = (
-    ReasoningPiece(text="easy"),
-    TextPiece(text="I call"),
+    Reasoning(text="easy"),
+    Text(text="I call"),
     ToolCallStart(call=0, id="a1", name="add"),
     ToolCallArguments(call=0, text='{"a": 1,'),
     ToolCallArguments(call=0, text=' "b": 2}'),
