@@ -20,6 +20,12 @@ from ostro.core.messages.requests import JobRequest, PoolingRequest, Request, To
 
 SubEngine = Engine | PoolingEngine | JobEngine
 
+REQUEST_COUNTERS = (
+    "running waiting steps prompt_tokens generated_tokens cached_tokens preemptions drafted_tokens "
+    "accepted_tokens"
+).split()
+"""The counters that each engine of a model has for its own requests; the cache is that of all."""
+
 
 @dataclass(frozen=True)
 class ModelEntry:
@@ -84,12 +90,17 @@ class ModelEntry:
         return 0 if self.loaded is None else self.loaded.nbytes
 
     def stats(self) -> Stats | None:
-        """The counters of the model's first engine, and the memory of the model."""
-        if not self.parts or self.loaded is None:
-            return None if not self.parts else self.parts[0].stats()
+        """The counters of the model's engines, and its memory; None without engines."""
+        if not self.parts:
+            return None
+        counted = [part.stats() for part in self.parts]
+        sums = {name: sum(getattr(x, name) for x in counted) for name in REQUEST_COUNTERS}
+        total = replace(counted[0], **sums)
+        if self.loaded is None:
+            return total
         pool = None if self.registry is None else self.registry.store.adapter_pool
         return replace(
-            self.parts[0].stats(),
+            total,
             weight_bytes=self.weight_bytes,
             cache_capacity_bytes=sum(each.kind.bytes(each.pool.size) for each in self.groups),
             adapter_bytes=0 if pool is None else pool.nbytes,

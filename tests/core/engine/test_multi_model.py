@@ -302,11 +302,20 @@ def test_the_end_of_a_read_wakes_the_driver(made: ThreeModels) -> None:
 
 def test_counters_of_all_models_are_summed(made: ThreeModels) -> None:
     stats = made.engine.stats()
-    assert (stats.steps, stats.running, stats.waiting) == (7, 1, 2)
+    assert (stats.steps, stats.running, stats.waiting) == (7, 1, 2 + 5)
     assert list(stats.models) == list(made.engine.entries)
     alone = MultiModelEngine({"chat": ModelEntry(made.chat)}).stats()
     assert alone.models == {"chat": made.chat.counted}
     assert alone.steps == made.chat.counted.steps
+
+
+def test_requests_of_all_engines_of_a_model_are_counted_and_its_cache_once() -> None:
+    chat = Tokens("chat", [], TokenOutput, Stats(running=1, waiting=2, blocks_total=8))
+    vectors = Pooling("vectors", [], JobOutput, Stats(waiting=5, blocks_total=8))
+    stats = ModelEntry(chat, vectors).stats()
+    assert stats is not None
+    assert (stats.running, stats.waiting, stats.blocks_total) == (1, 7, 8)
+    assert chat.counted.waiting == 2
 
 
 def test_close_closes_all_engines_and_registries(made: ThreeModels) -> None:
