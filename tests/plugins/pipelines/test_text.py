@@ -157,6 +157,38 @@ def test_suggested_sampling_gives_way(tokenizer: Tokenizer) -> None:
     with_text(tokenizer, test, sampling=SamplingDefaults({"temperature": 0.6, "top_k": 20}))
 
 
+def test_an_echo_has_the_logprobs_of_its_prompt(tokenizer: Tokenizer) -> None:
+    async def test(text: Text, echo: EchoEngine) -> None:
+        request = completion("abc", echo=True, prompt_logprobs=0, n=2, max_tokens=1)
+        events = [event async for event in await text.complete(request)]
+        for index in (0, 1):
+            choice = joined(event for event in events if event.index == index)
+            assert choice.text == "abca" and choice.logprobs is None
+            assert choice.prompt_logprobs is not None
+            tokens = [entry and entry.token for entry in choice.prompt_logprobs]
+            assert tokens == [None, ord("b"), ord("c")]
+
+    with_text(tokenizer, test)
+
+
+@pytest.mark.parametrize(
+    ("fields", "texts"),
+    [({}, ["a"]), ({"logprobs": 0}, ["a", ""]), ({"prompt_logprobs": 0}, ["", "a"])],
+)
+def test_best_of_drops_empty_texts_without_requested_logprobs(
+    tokenizer: Tokenizer, fields: dict[str, Any], texts: list[str]
+) -> None:
+    """The control token has no text, so its log probability comes in an empty one."""
+
+    async def test(text: Text, echo: EchoEngine) -> None:
+        request = completion([97, START_ID], best_of=2, max_tokens=2, **fields)
+        events = [event async for event in await text.complete(request)]
+        assert [event.text for event in events if isinstance(event, OutputText)] == texts
+        assert isinstance(events[-1], ChoiceEnd)
+
+    with_text(tokenizer, test)
+
+
 def joined(events: Iterable[Event]) -> Joined:
     """What the events of one choice add up to."""
     builder = ChoiceBuilder()
