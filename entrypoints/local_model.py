@@ -22,7 +22,7 @@ from ostro.core.messages.commands import AdapterInfo
 from ostro.core.messages.outputs import Finish, TokenLogprobs, TokenOutput
 from ostro.core.messages.prompt import Prompt
 from ostro.core.messages.requests import AdapterRef
-from ostro.core.messages.text import ChoiceEnd, Event, Text
+from ostro.core.messages.text import ChoiceEnd, Event, text_of
 from ostro.core.output import OutputParser
 from ostro.core.pipeline import Continuation, SamplingDefaults, ServedModel, TextPipeline
 from ostro.core.plugins.manager import PluginManager
@@ -498,11 +498,6 @@ def pieces_of(continued: Continuation, output: TokenOutput) -> list[Piece]:
         finish = finish_of(events) or output.finish
         pieces.append(Piece(text_of(events), finish=finish, index=index))
     return pieces
-
-
-def text_of(events: Iterable[Event]) -> str:
-    """Return the text among events."""
-    return "".join(event.text for event in events if isinstance(event, Text))
 
 
 def finish_of(events: Iterable[Event]) -> Finish | None:

@@ -5,6 +5,8 @@ Parsers yield events of one output; the pipeline yields those of all choices of 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from ostro.core.messages.outputs import Finish, TokenLogprobs
@@ -67,6 +69,11 @@ class ChoiceEnd(Event):
 
 OutputEvent = Text | Reasoning | ToolCallStart | ToolCallArguments | ToolCallEnd
 """The events of a parser."""
+
+
+def text_of(events: Iterable[Event]) -> str:
+    """The text among events, without reasoning and calls."""
+    return "".join(event.text for event in events if isinstance(event, Text))
 
 
 class Usage(msgspec.Struct, kw_only=True):

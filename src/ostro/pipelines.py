@@ -26,6 +26,7 @@ from ostro.core.messages.text import (
     ToolCallEnd,
     ToolCallStart,
     Usage,
+    text_of,
 )
 from ostro.core.output import OutputParser, Piece, Tool, ToolChoice
 from ostro.core.pipeline import (
@@ -135,6 +136,7 @@ __all__ = [
     "prompt_tokens",
     "resample",
     "split_media",
+    "text_of",
     "token_name",
     "tokenizer_errors",
 ]

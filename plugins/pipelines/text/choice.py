@@ -18,6 +18,7 @@ from ostro.pipelines import (
     TokenLogprobs,
     TokenOutput,
     ToolCallEnd,
+    text_of,
 )
 
 Entry = tuple[int, int, TokenLogprobs | None]
@@ -201,8 +202,3 @@ class Choice:
 def is_silent(event: OutputEvent) -> bool:
     """Whether clients receive nothing of an event."""
     return isinstance(event, ToolCallEnd) or (isinstance(event, Text) and not event.text)
-
-
-def text_of(events: Sequence[OutputEvent]) -> str:
-    """The text among events."""
-    return "".join(event.text for event in events if isinstance(event, Text))
