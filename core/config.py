@@ -11,11 +11,11 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from functools import cache
 from inspect import signature
 from typing import Any, ClassVar, Protocol, Self, get_args, get_origin, get_type_hints
 
 from ostro.core.errors import ConfigError
+from ostro.core.log import warn_once
 
 logger = logging.getLogger(__name__)
 
@@ -398,17 +398,13 @@ def warn_of_unread(unread: Mapping[str, Any], model_type: Any) -> None:
     defaults = reference_defaults(model_type)
     for key, value in unread.items():
         if key in defaults and defaults[key] != value:
+            # A config is read several times.
             warn_once(
+                logger,
                 f"config.json sets {key}={value!r:.80} (default of {model_type}: "
                 f"{defaults[key]!r:.80}); ostro does not read it, so outputs may differ; "
-                f"--allow-config {key} hides this warning"
+                f"--allow-config {key} hides this warning",
             )
-
-
-@cache
-def warn_once(message: str) -> None:
-    """Log a warning; a config is read several times."""
-    logger.warning("%s", message)
 
 
 def reference_defaults(model_type: str, *, derived: bool = True) -> Mapping[str, Any]:

@@ -26,6 +26,7 @@ from functools import cache
 from pathlib import Path
 
 from ostro.core.env import CACHE
+from ostro.core.log import warn_once
 
 HEADERS = Path(__file__).parent
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp")
@@ -68,7 +69,11 @@ def find_or_compile(source: Path, name: str) -> Path:
     try:
         return compile_once(source, open_cache() / name)
     except OSError as error:
-        warn_once(str(error))
+        warn_once(
+            logger,
+            f"the cache of native kernels is not used: {error}. They are compiled for this process "
+            "alone",
+        )
     return compile_once(source, temporary_folder() / name)
 
 
@@ -174,14 +179,6 @@ def temporary_folder() -> Path:
     folder = tempfile.mkdtemp(prefix="ostro-native-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)
-
-
-@cache
-def warn_once(reason: str) -> None:
-    logger.warning(
-        "the cache of native kernels is not used: %s. They are compiled for this process alone",
-        reason,
-    )
 
 
 @cache

@@ -12,6 +12,7 @@ import pytest
 from ostro.core import config as configs
 from ostro.core.config import ModelConfig, TextConfig, WindowConfig
 from ostro.core.errors import ConfigError
+from ostro.core.log import warn_once
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import resolve
 
@@ -281,7 +282,7 @@ def warnings(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) 
     """Warnings, if transformers' class of model type "x" has two keys more than ours."""
     defaults = {"x": {"logit_cap": 1.0, "clip": None, "hidden_size": 4096}}
     monkeypatch.setattr(configs, "reference_defaults", lambda kind: defaults.get(kind, {}))
-    configs.warn_once.cache_clear()
+    warn_once.cache_clear()
     return lambda: [record.getMessage() for record in caplog.records]
 
 
@@ -332,7 +333,7 @@ def test_other_keys_are_ignored(warnings: Any, raw: dict[str, Any]) -> None:
 def test_keys_of_training_are_ignored(
     caplog: pytest.LogCaptureFixture, kind: str, key: str, value: Any
 ) -> None:
-    configs.warn_once.cache_clear()
+    warn_once.cache_clear()
     configs.warn_of_unread({key: value}, kind)
     assert not caplog.records
 

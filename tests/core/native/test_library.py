@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from ostro.core import native
+from ostro.core.log import warn_once
 from ostro.core.native import library
 from ostro.core.ops import Op, Target, rms_norm
 
@@ -64,7 +65,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     library.temporary_folder.cache_clear()
-    library.warn_once.cache_clear()
+    warn_once.cache_clear()
     yield tmp_path / "cache/native"
     library.temporary_folder.cache_clear()
 
