@@ -90,7 +90,7 @@ class Inputs:
                     param="messages",
                 )
             else:
-                placed.append(settle(left.pop(0), len(out)))
+                placed.append(set_spans(left.pop(0), len(out)))
                 out += placed[-1].tokens
         if left:
             raise RequestError(
@@ -106,7 +106,7 @@ class Inputs:
         return None
 
 
-def settle(item: Item, start: int) -> Item:
+def set_spans(item: Item, start: int) -> Item:
     """Set the spans of an item whose tokens begin at `start`."""
     spans = list[tuple[int, int]]()
     for i, token in enumerate(item.tokens, start):
