@@ -17,7 +17,10 @@ async def best_choices(
     held: dict[int, list[Event]] = {}
     async with aclosing(events):
         async for event in events:
-            held.setdefault(event.index, []).append(event)
+            if prompt.echo is None and isinstance(event, Text) and event.prompt_logprobs:
+                yield event  # the prompt's, in the first choice of the answer
+            else:
+                held.setdefault(event.index, []).append(event)
     best = sorted(prompt.choices, key=mean_logprob, reverse=True)[: prompt.returned]
     for index, choice in enumerate(best, prompt.choices[0].index):
         for event in held.get(choice.index, ()):

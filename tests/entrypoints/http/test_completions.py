@@ -87,6 +87,10 @@ def test_best_of(server: Any, monkeypatch: Any) -> None:
     many = server.complete(["xy", "zw"], best_of=3, logprobs=1, max_tokens=1).json()
     assert [(c["index"], c["text"]) for c in many["choices"]] == [(0, "b"), (1, "b")]
     assert many["choices"][0]["logprobs"]["token_logprobs"] == [-1.0]
+    fields = {"prompt_logprobs": 0, "max_tokens": 1}
+    first, second = server.complete("xy", best_of=4, n=2, **fields).json()["choices"]
+    assert (first["text"], len(first["prompt_logprobs"])) == ("b", 2)
+    assert (second["text"], second.get("prompt_logprobs")) == ("d", None)
 
 
 def test_a_choice_is_not_worse_because_it_is_longer() -> None:
