@@ -14,7 +14,7 @@ from ostro.quant.mxfp4 import naive as mxfp4_naive
 from ostro.quant.planes.planes import Planes
 from ostro.quant.planes.quant_matmul import naive, triton, weight
 
-ROWS = pick([1, 2, 4, 8, 9, 33, 64, 100, 512, 600], [1, 3, 9])
+ROWS = pick([1, 2, 4, 5, 8, 17, 33, 64, 100, 256, 512, 600], [1, 3, 9])
 """Numbers of rows of x: all kernels, and the bounds between them."""
 
 COMMON = ("Q4_K", "Q6_K", "Q8_0", "fp8", "nf4")

@@ -115,11 +115,7 @@ def quantize_kernel(x, q, scales, sums, cells, x_row, HALVES: tl.constexpr, CELL
     position = cell[:, None] * 32 + tl.arange(0, 32)[None, :]
     mask = (cell < cells)[:, None]
     value = tl.load(x + row * x_row + position, mask, 0.0).to(tl.float32)
-    # NaN or Inf makes the whole cell NaN, so that the fault shows in the result.
-    scale = tl.div_rn(tl.max(tl.abs(value), 1) + tl.sum(value * 0, 1), 127.0)
-    ratio = tl.div_rn(value, tl.where(scale > 0, scale, 1.0)[:, None])
-    # Adding 1.5 * 2 ** 23 rounds to an integer, ties to even.
-    whole = (ratio + 12582912.0) - 12582912.0
+    whole, scale = quantized(value)
     if scales is None:
         back = (whole * scale[:, None]).to(q.dtype.element_ty)
         tl.store(q + row * cells * 32 + position, back, mask)
@@ -129,6 +125,16 @@ def quantize_kernel(x, q, scales, sums, cells, x_row, HALVES: tl.constexpr, CELL
         half = cell[:, None] * HALVES + tl.arange(0, HALVES)[None, :]
         total = tl.sum(whole.reshape(CELLS, HALVES, 32 // HALVES), 2)
         tl.store(sums + row * cells * HALVES + half, total, mask)
+
+
+@triton.jit
+def quantized(value):
+    """Cells [cells, 32] as integers from -127 to 127 and scales [cells], all float32."""
+    # NaN or Inf makes the whole cell NaN, so that the fault shows in the result.
+    scale = tl.div_rn(tl.max(tl.abs(value), 1) + tl.sum(value * 0, 1), 127.0)
+    ratio = tl.div_rn(value, tl.where(scale > 0, scale, 1.0)[:, None])
+    # Adding 1.5 * 2 ** 23 rounds to an integer, ties to even.
+    return (ratio + 12582912.0) - 12582912.0, scale
 
 
 @triton.jit(do_not_specialize=["rows"])

@@ -7,6 +7,7 @@ one, the defaults here apply. It is read once per GPU.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +21,20 @@ from ostro.quant.planes.quant_matmul.weight import TritonWeight
 CONFIGS = Path(__file__).parent / "configs"
 
 
+class Tile(NamedTuple):
+    """A program of a tile kernel: rows of x, rows of the weight, cells per step, warps, stages.
+
+    `programs` occupy a GPU: a sum is split over k while there are fewer.
+    """
+
+    m: int
+    n: int
+    cells: int
+    warps: int
+    stages: int
+    programs: int
+
+
 class Tuning(NamedTuple):
     """Limits and tile sizes.
 
@@ -28,38 +43,40 @@ class Tuning(NamedTuple):
                      most 16-bit rows for these
     gemv_block_rows  rows of x per program of a vector kernel
     gemm_rows        most rows of x for tiles; beyond, weights are dequantized first
-    block_m          most rows of x per tile
-    block_n          rows of the weight per tile
-    block_cells      cells of 32 columns per step of a tile; half as many beyond 32 rows of x
-    num_warps, num_stages  of a tile
-    wide_m           most rows of x per wide tile, for more than block_m rows; 0 without these
-    wide_n, wide_cells, wide_warps  of a wide tile, as above
-    programs         programs of num_warps that occupy a GPU
+    tiles            tiles by rows of x, ascending: n is a multiple of 16 warps, cells of four
     """
 
     gemv_rows: int = 8
     float_rows: int = 4
     gemv_block_rows: int = 8
     gemm_rows: int = 512
-    block_m: int = 64
-    block_n: int = 64
-    block_cells: int = 4
-    num_warps: int = 4
-    num_stages: int = 3
-    wide_m: int = 0
-    wide_n: int = 128
-    wide_cells: int = 2
-    wide_warps: int = 8
-    programs: int = 256
+    tiles: Sequence[Sequence[int]] = (
+        Tile(16, 64, 4, 4, 3, programs=256),
+        Tile(32, 64, 4, 4, 3, programs=256),
+        Tile(64, 64, 4, 4, 3, programs=256),
+    )
 
 
 FAMILIES = {
     "sm_75": Tuning(gemv_block_rows=4),
-    "sm_89": Tuning(float_rows=2, block_m=32),
-    "sm_90": Tuning(wide_m=256),
-    "gfx1100": Tuning(block_m=16, block_cells=2),
+    "sm_89": Tuning(
+        float_rows=2,
+        tiles=(Tile(16, 64, 4, 4, 2, programs=256), *Tuning().tiles[1:]),
+    ),
+    # Measured on an H200.
+    "sm_90": Tuning(
+        gemv_rows=4,
+        tiles=(
+            Tile(16, 64, 8, 4, 3, programs=512),
+            Tile(32, 64, 8, 4, 2, programs=512),
+            Tile(64, 64, 4, 4, 3, programs=384),
+            Tile(128, 64, 4, 4, 3, programs=384),
+            Tile(256, 128, 4, 8, 3, programs=132),
+        ),
+    ),
+    "gfx1100": Tuning(tiles=(Tile(16, 64, 4, 4, 3, programs=256),)),
 }
-"""GPUs on which the default sizes would spill registers, or larger ones do not."""
+"""GPUs on which the default sizes would spill registers, or others are faster."""
 
 
 LONG = 256
@@ -72,16 +89,6 @@ class GemvBlock(NamedTuple):
     rows: int
     cells: int
     warps: int
-
-
-class Tile(NamedTuple):
-    """A program of a tile kernel: rows of x, rows of the weight, cells per step, warps, stages."""
-
-    m: int
-    n: int
-    cells: int
-    warps: int
-    stages: int
 
 
 def read_config(name: str) -> dict[str, Any]:
@@ -107,9 +114,8 @@ def tuning_of(family: str, device: int | None) -> Tuning:
 
 def assembler() -> str:
     """The instruction set for inline assembly, "cuda" or "hip"; "" in Triton's interpreter."""
-    if triton.knobs.runtime.interpret:
-        return ""
-    return str(triton.runtime.driver.active.get_current_target().backend)
+    family = target_family()
+    return "" if family == "interpreter" else "hip" if family.startswith("gfx") else "cuda"
 
 
 def tensor_cores(dtype: torch.dtype) -> bool:
@@ -130,29 +136,30 @@ def gemv_block(weight: TritonWeight, rows: int, *, floats: bool) -> GemvBlock:
     return GemvBlock(rows=1 if rows <= 2 and weight.cells > LONG else 2, cells=warp, warps=1)
 
 
-def tile(rows: int) -> Tile:
-    """The tile for `rows` rows of x, or of each expert."""
-    config = tuning()
-    m = max(16, min(config.block_m, triton.next_power_of_2(rows)))
-    cells = config.block_cells // (2 if m > 32 else 1)
-    return Tile(m, config.block_n, cells, config.num_warps, config.num_stages)
+TABLE_ROWS = 32
+"""The most rows of x of a tile of weights with a table of floats, which takes many registers."""
 
 
-def wide_tile(rows: int) -> Tile:
-    """As `tile`, of more rows if the GPU has wide tiles: a weight is dequantized for each tile."""
-    config = tuning()
-    if rows <= config.block_m or not config.wide_m:
-        return tile(rows)
-    m = min(config.wide_m, triton.next_power_of_2(rows))
-    return Tile(m, config.wide_n, config.wide_cells, config.wide_warps, config.num_stages)
+def tile_limit(weight: TritonWeight) -> int:
+    """The most rows of x for tiles; beyond, weights are dequantized first."""
+    return tuning().gemm_rows if weight.tensors.table is None else 2 * TABLE_ROWS
 
 
-def split_k(tiles: int, cells: int, block: Tile) -> int:
+def tile(weight: TritonWeight, rows: int) -> Tile:
+    """The smallest tile for `rows` rows of x, or of each expert; the largest for more rows."""
+    tiles = [Tile(*sizes) for sizes in tuning().tiles]
+    if weight.tensors.table is not None:
+        tiles = [tile for tile in tiles if tile.m <= TABLE_ROWS]
+    tile = next((tile for tile in tiles if tile.m >= rows), tiles[-1])
+    # Values of other codes are computed in float32, in twice the registers.
+    return tile if weight.layout.bytes else tile._replace(cells=4, stages=2)
+
+
+def split_k(tiles: int, cells: int, tile: Tile) -> int:
     """Parts to split the sum of each tile into, so that the GPU is occupied: a power of two."""
-    split, config = 1, tuning()
-    programs = config.programs * config.num_warps // block.warps
+    split = 1
     # A part must be at least as long as the pipeline that loads it.
-    least = block.cells * block.stages
-    while tiles * split * 2 <= programs and cells >= split * 2 * least:
+    least = tile.cells * tile.stages
+    while tiles * split * 2 <= tile.programs and cells >= split * 2 * least:
         split *= 2
     return split

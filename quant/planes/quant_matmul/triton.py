@@ -2,8 +2,8 @@
 
 Few rows use the vector kernels (`gemv`), more use tiles that dequantize in registers (`gemm`), and
 many use a dense product with the weight dequantized once. All three quantize x to the same values:
-`gemv` multiplies integers, the others multiply the rounded values in x's dtype. If the code table
-holds values that are not integers times a power of two, x stays in its dtype.
+`gemv` multiplies integers, `gemm` the rounded values as float16, the dense product those in x's
+dtype. If the code table holds values that are not integers times a power of two, x is not rounded.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ostro.quant.planes.planes import Planes
 from ostro.quant.planes.quant_matmul import gemm, gemv
-from ostro.quant.planes.quant_matmul.tiles import tensor_cores, tuning
+from ostro.quant.planes.quant_matmul.tiles import tensor_cores, tile_limit, tuning
 from ostro.quant.planes.quant_matmul.weight import TritonWeight, prepare
 
 WORKSPACE = 1 << 27  # elements of a weight dequantized at a time
@@ -26,7 +26,7 @@ def matmul(x: Tensor, planes: Planes) -> Tensor:
         return matmul_exact(x, planes)
     if len(x) <= tuning().gemv_rows:
         return gemv.integers(x, weight, rows=block_rows(len(x), tuning().gemv_block_rows))
-    return matmul_batch(gemv.quantize_to_floats(x), weight)
+    return matmul_batch(x, weight, quantize=True)
 
 
 def matmul_exact(x: Tensor, planes: Planes) -> Tensor:
@@ -35,7 +35,7 @@ def matmul_exact(x: Tensor, planes: Planes) -> Tensor:
     config = tuning()
     if len(x) <= (config.float_rows if tensor_cores(x.dtype) else config.gemv_rows):
         return gemv.floats(x, weight, rows=block_rows(len(x), config.float_rows))
-    return matmul_batch(x, weight)
+    return matmul_batch(x, weight, quantize=False)
 
 
 def matmul_deterministic(x: Tensor, planes: Planes) -> Tensor:
@@ -56,7 +56,7 @@ def grouped_matmul(x: Tensor, planes: Planes, expert_of_row: Tensor) -> Tensor:
         return grouped_matmul_exact(x, planes, expert_of_row)
     if prefers_gemv(x, weight):
         return gemv.integers(x, weight, expert_of_row)
-    return gemm.grouped_matmul(gemv.quantize_to_floats(x), weight, expert_of_row)
+    return gemm.grouped_matmul(x, weight, expert_of_row, quantize=True)
 
 
 def grouped_matmul_exact(x: Tensor, planes: Planes, expert_of_row: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ def grouped_matmul_exact(x: Tensor, planes: Planes, expert_of_row: Tensor) -> Te
     weight = prepare(planes)
     if prefers_gemv(x, weight):
         return gemv.floats(x, weight, expert_of_row)
-    return gemm.grouped_matmul(x, weight, expert_of_row)
+    return gemm.grouped_matmul(x, weight, expert_of_row, quantize=False)
 
 
 def grouped_matmul_deterministic(x: Tensor, planes: Planes, expert_of_row: Tensor) -> Tensor:
@@ -96,10 +96,11 @@ def prefers_gemv(x: Tensor, weight: TritonWeight) -> bool:
     return few or not tensor_cores(x.dtype)
 
 
-def matmul_batch(x: Tensor, weight: TritonWeight) -> Tensor:
+def matmul_batch(x: Tensor, weight: TritonWeight, *, quantize: bool) -> Tensor:
     """x [t, k] -> [t, n] by tiles, or by dense products with parts of the dequantized weight."""
-    if len(x) <= tuning().gemm_rows and tensor_cores(x.dtype):
-        return gemm.matmul(x, weight)
+    if len(x) <= tile_limit(weight) and tensor_cores(x.dtype):
+        return gemm.matmul(x, weight, quantize=quantize)
+    x = gemv.quantize_to_floats(x) if quantize else x
     y = x.new_empty(len(x), weight.n)
     step = max(1, WORKSPACE // x.shape[1])
     for start in range(0, weight.n, step):

@@ -23,6 +23,10 @@ LOADABLE = (
 """Dtypes of scales that a kernel can load on every GPU."""
 
 
+HALF_EXPONENT = 15
+"""Weights times their factor are below 2 ** 15: half of what float16 holds."""
+
+
 class WeightTensors(NamedTuple):
     """The tensors of a weight, as one kernel argument; codes both as uint8 and as int32 words."""
 
@@ -35,6 +39,7 @@ class WeightTensors(NamedTuple):
     m: Tensor | None
     table: Tensor | None
     ints: Tensor | None
+    factor: Tensor
 
 
 class WeightLayout(NamedTuple):
@@ -48,6 +53,7 @@ class WeightLayout(NamedTuple):
     unit    the factor of the values in `ints`
     exponent  4 or 5 if codes are the bytes of float8_e4m3fn or float8_e5m2, else 0
     converts  whether the GPU converts float8_e4m3fn
+    bytes     whether the values are whole: codes minus the constant zero
     """
 
     widths: tuple[int, ...]
@@ -59,6 +65,7 @@ class WeightLayout(NamedTuple):
     unit: float
     exponent: int
     converts: bool
+    bytes: bool
 
 
 class TritonWeight(NamedTuple):
@@ -113,6 +120,7 @@ def make_weight(planes: Planes) -> TritonWeight:
         m=None if planes.m is None else loadable(planes.m),
         table=None if exponent else table,
         ints=ints,
+        factor=half_factor(planes),
     )
     groups, widths = planes.scale.shape[-1], WIDTHS[planes.bits]
     layout = WeightLayout(
@@ -125,10 +133,29 @@ def make_weight(planes: Planes) -> TritonWeight:
         unit=unit,
         exponent=exponent,
         converts=target_family() in FLOAT8,
+        bytes=table is None and (isinstance(zero, Tensor) or zero % 1 == 0),
     )
     return TritonWeight(
         tensors, layout, math.prod(planes.shape[:-2]), planes.shape[-2], planes.shape[-1] // 32
     )
+
+
+def half_factor(planes: Planes) -> Tensor:
+    """A power of two that brings all weights into the range of float16, float32 [1]."""
+    zero, table = planes.zero, planes.table
+    # A table of float8 has values that no weight has: NaN, and infinite ones.
+    code = 2.0**planes.bits if table is None else table.where(table.isfinite(), 0).abs().amax()
+    zero = zero.float().abs().amax() if isinstance(zero, Tensor) else abs(zero)
+    largest = (code + zero) * bound(planes.scale, planes.d)
+    if planes.offset is not None:
+        largest = largest + bound(planes.offset, planes.m)
+    exponent = (HALF_EXPONENT - largest.log2()).floor().clamp(-126, 126)
+    return torch.exp2(exponent.nan_to_num(0.0)).view(1)
+
+
+def bound(fine: Tensor, coarse: Tensor | None) -> Tensor:
+    largest = fine.float().abs().amax()
+    return largest if coarse is None else largest * coarse.float().abs().amax()
 
 
 def loadable(tensor: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import cycle
@@ -140,6 +141,15 @@ def test_nan_and_inf_make_the_row_nan(bad: float) -> None:
     assert kernels.matmul(x, planes(bits=4, group=32)).isnan().all()
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_tiles_keep_nan_and_inf_in_their_row(bad: float) -> None:
+    made, x = planes(bits=4, group=32), some_rows(9, 96, HALF)
+    x[3, 40] = bad
+    for call in (kernels.matmul, kernels.matmul_exact):
+        finite = call(x, made).isfinite()
+        assert not finite[3].any() and finite.sum() == 8 * 5
+
+
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_one_row(kind: dict[str, Any]) -> None:
@@ -183,24 +193,77 @@ def test_tiles(name: str) -> None:
 def test_tiles_in_parts() -> None:
     """A long row is summed by several programs."""
     made = planes(3, 32 * 51, bits=4, group=32, zero=8)
-    assert tiles.split_k(1, 51, tiles.tile(9)) > 2
+    assert tiles.split_k(1, 51, tiles.tile(weight.prepare(made), 9)) > 2
     x = some_rows(9, 32 * 51, HALF)
     with poison():
         y = kernels.matmul_exact(x, made)
     assert_near(y, truth_of(x, made, False), 4e-3)
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("name", ["4 bits, super scales", "6 bits"])
-def test_wide_tiles(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    tuned = tiles.Tuning(block_m=16, wide_m=32, wide_n=32, wide_cells=1)
-    monkeypatch.setattr(tiles, "tuning_of", lambda *_: tuned)
-    assert [tiles.wide_tile(rows).m for rows in (9, 16, 17, 33)] == [16, 16, 32, 32]
-    made, x = planes(n=37, **KINDS[name]), some_rows(37, 96, HALF)
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_tiles_of_each_kind(kind: dict[str, Any]) -> None:
+    made = planes(n=3, **kind)
+    x = some_rows(9, made.shape[1], HALF) / 1024
     with poison():
         rounded, exact = kernels.matmul(x, made), kernels.matmul_exact(x, made)
     assert_near(rounded, truth_of(x, made, True), 4e-3)
     assert_near(exact, truth_of(x, made, False), 4e-3)
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("name", ["4 bits, super scales", "6 bits", "4 bits, zeros"])
+@pytest.mark.parametrize("k", [96, 1536])
+def test_tiles_by_rows_of_x(name: str, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four and eight warps, one or two groups of 16 rows for each, and no step beyond the row."""
+    sizes = [(16, 64, 8, 4, 3, 1), (32, 128, 4, 8, 3, 64), (64, 256, 4, 4, 2, 1)]
+    monkeypatch.setattr(tiles, "tuning_of", lambda *_: tiles.Tuning(tiles=sizes, gemm_rows=99))
+    made = planes(n=137, k=k, **KINDS[name])
+    for rows, m in ((9, 16), (17, 32), (70, 64)):
+        assert tiles.tile(weight.prepare(made), rows).m == m
+        x = some_rows(rows, k, HALF)
+        with poison():
+            rounded, exact = kernels.matmul(x, made), kernels.matmul_exact(x, made)
+        assert_near(rounded, truth_of(x, made, True), 6e-3)
+        assert_near(exact, truth_of(x, made, False), 6e-3)
+
+
+@pytest.mark.parametrize("group", [64, 96, 128, 192])
+def test_tiles_of_groups_of_several_cells(group: int) -> None:
+    """Of four cells, some share a group."""
+    made, x = planes(3, 384, bits=4, group=group, zero=FLOAT), some_rows(9, 384, HALF)
+    with poison():
+        y = kernels.matmul_exact(x, made)
+    assert_near(y, truth_of(x, made, False), 4e-3)
+
+
+@pytest.mark.parametrize("size", [1e-9, 1.0, 1e9])
+@pytest.mark.parametrize("name", ["4 bits, float zeros", "e4m3", "4 bits, super scales"])
+def test_tiles_of_any_range(name: str, size: float) -> None:
+    """Neither weights nor rows of x leave the range of float16."""
+    made = planes(n=5, **KINDS[name] | {"scale": FLOAT, "d": 0})
+    made = replace(made, scale=made.scale * size)
+    if made.offset is not None:
+        made = replace(made, offset=made.offset * size)
+    x = some_rows(9, made.shape[1], BF16)
+    x[0] *= 1e20
+    x[2] *= 1e-20
+    y, truth = kernels.matmul_exact(x, made), truth_of(x, made, False)
+    assert ((y - truth).abs().amax(1) <= 1e-2 * truth.abs().amax(1)).all()
+
+
+def test_x_in_the_order_of_tiles() -> None:
+    """A cell's columns: word of a half, half, pair of the word's bytes, cell, byte."""
+    x = some_rows(3, 160)
+    x[2] *= 1e20
+    y, factors = gemm.to_half(x, quantize=False)
+    assert y.shape == (3, 256) and y.dtype == HALF
+    assert (factors.log2() == factors.log2().round()).all()
+    assert ((x.abs().amax(1) <= factors) & (factors <= 4 * x.abs().amax(1))).all()
+    back = y.float().view(3, 2, 4, 2, 2, 4, 2).permute(0, 1, 5, 3, 2, 4, 6).reshape(3, 256)
+    assert back[:, 160:].eq(0).all()
+    for row in range(3):
+        assert_near(back[row, :160] * factors[row], x[row], 3e-3)
 
 
 def test_many_rows_are_multiplied_dense(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +313,7 @@ def test_rows_that_are_not_quantized_use_tiles_early(
     made, x = planes(**KINDS["8 bits, float table"]), some_rows(rows, 96, dtype)
     calls: list[int] = []
     monkeypatch.setattr(gemv, "floats", lambda x, *_, **__: calls.append(len(x)) or x)
-    monkeypatch.setattr(gemm, "matmul", lambda x, _: x)
+    monkeypatch.setattr(gemm, "matmul", lambda x, *_, **__: x)
     kernels.matmul(x, made)
     assert calls == [rows] * vectors
 
@@ -271,6 +334,16 @@ def test_columns_of_x_may_be_contiguous(
         )
         assert single(view, made).equal(single(x, made)), mode
         assert grouped(view, stack, experts).equal(grouped(x, stack, experts)), mode
+
+
+def test_a_long_row_is_converted_in_blocks() -> None:
+    x = some_rows(2, 600 * 32)
+    x[1, -1] = 1e6
+    y, factors = gemm.to_half(x, quantize=True)
+    q, d = naive.quantize_activations(x)
+    back = y.float().view(2, 150, 4, 2, 2, 4, 2).permute(0, 1, 5, 3, 2, 4, 6).reshape(2, -1)
+    truth = (q.float().unflatten(-1, (-1, 32)) * d[..., None]).flatten(-2)
+    assert ((back * factors[:, None] - truth).abs() <= 2**-11 * truth.abs() + 1e-6 * x.max()).all()
 
 
 def test_products_of_no_rows() -> None:
@@ -340,12 +413,13 @@ def test_which_tables_are_integers() -> None:
 
 
 def test_config_files_override_the_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "nvidia_x1.json").write_text('{"gemv_rows": 4, "num_stages": 2}')
+    config = {"gemv_rows": 2, "tiles": [[16, 64, 8, 4, 2, 132]]}
+    (tmp_path / "nvidia_x1.json").write_text(json.dumps(config))
     monkeypatch.setattr(tiles, "CONFIGS", tmp_path)
     names = {0: "NVIDIA X1", 1: "NVIDIA X2"}
     monkeypatch.setattr(torch.cuda, "get_device_name", names.get)
     tuned, plain = (tiles.tuning_of.__wrapped__("sm_90", device) for device in names)
-    assert tuned == plain._replace(gemv_rows=4, num_stages=2)
+    assert tuned == plain._replace(**config)
     assert plain == tiles.tuning_of("sm_90", None)
 
 
