@@ -88,8 +88,8 @@ class JobEngine:
             self.adapter_pool.release(lease)
             self.registry.release(mixture)
 
-    def abort(self, id: str) -> list[JobOutput]:
-        """Abort a job; unknown ones are ignored."""
+    def abort(self, id: str, index: int | None = None) -> list[JobOutput]:
+        """Abort a job, which has one choice; unknown ones are ignored."""
         remaining = deque(turn for turn in self.turns if turn[0] != id)
         found = len(remaining) < len(self.turns)
         self.turns = remaining  # drops the iterator, and with it the tensors of the job

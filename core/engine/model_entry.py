@@ -2,23 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
+from ostro.core.adapters.adapter import Mixture
 from ostro.core.adapters.registry import Registry
 from ostro.core.engine.blocks import CacheGroup
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.jobs import JobEngine
 from ostro.core.engine.pooling import PoolingEngine
+from ostro.core.errors import Unsupported
 from ostro.core.load.model import LoadedModel
 from ostro.core.messages.commands import ModelInfo, ModelSpec
-from ostro.core.messages.outputs import Stats
-from ostro.core.messages.requests import JobRequest, PoolingRequest, Request, TokenRequest
+from ostro.core.messages.outputs import Output, Stats
+from ostro.core.messages.requests import PoolingRequest, Request, TokenRequest
 
-SubEngine = Engine | PoolingEngine | JobEngine
+
+class SubEngine(Protocol):
+    """An engine of a model, for one kind of requests; `ModelEntry.submit` adds them."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is unfinished."""
+        ...
+
+    def abort(self, id: str, index: int | None = None) -> Sequence[Output]:
+        """Drop a request, or one choice of it; return the last output of each dropped choice.
+
+        Unknown ones are ignored.
+        """
+        ...
+
+    def step(self) -> Sequence[Output]:
+        """Run a part of the work, and return what it has completed."""
+        ...
+
+    def stats(self) -> Stats:
+        """The current counters."""
+        ...
+
+    def close(self) -> None:
+        """Drop all requests."""
+        ...
+
 
 REQUEST_COUNTERS = (
     "running waiting steps prompt_tokens generated_tokens cached_tokens preemptions drafted_tokens "
@@ -52,20 +82,30 @@ class ModelEntry:
         return ModelInfo()
 
     @property
-    def engines(self) -> dict[type[Request], SubEngine | None]:
-        """The engines of the model by the requests that they serve."""
-        return {TokenRequest: self.tokens, PoolingRequest: self.reader, JobRequest: self.jobs}
-
-    @property
     def parts(self) -> list[SubEngine]:
         """The engines of the model."""
-        return [engine for engine in self.engines.values() if engine is not None]
+        engines: Sequence[SubEngine | None] = (self.tokens, self.reader, self.jobs)
+        return [engine for engine in engines if engine is not None]
+
+    def submit(
+        self, request: Request, mixture: Mixture, prepared: Mapping[str, Any] | None = None
+    ) -> None:
+        """Add a request to the engine of its kind; see `Engine.submit`. Raises Unsupported."""
+        if isinstance(request, TokenRequest):
+            if self.tokens is not None:
+                return self.tokens.submit(request, mixture, prepared)
+        elif isinstance(request, PoolingRequest):
+            if self.reader is not None:
+                return self.reader.submit(request, mixture)
+        elif self.jobs is not None:
+            return self.jobs.submit(request, mixture)
+        raise cannot_serve(request)
 
     @property
     def busy(self) -> bool:
         """Whether a request or an adapter command of the model is unfinished."""
-        registries = [] if self.registry is None else [self.registry]
-        return any(each.busy for each in (*self.parts, *registries))
+        reads = self.registry is not None and self.registry.busy
+        return reads or any(part.busy for part in self.parts)
 
     @property
     def explain(self) -> list[str]:
@@ -114,3 +154,8 @@ class ModelEntry:
             self.registry.close()
         if self.loaded is not None:
             self.loaded.container.close()
+
+
+def cannot_serve(request: Request) -> Unsupported:
+    """The error of a request for work that its model does not support."""
+    return Unsupported(f"{request.model} does not support {type(request).__name__}")

@@ -8,12 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 from ostro.core.adapters.adapter import EMPTY
 from ostro.core.adapters.registry import ReadResult, Registry
-from ostro.core.engine.engine import Engine
-from ostro.core.engine.model_entry import ModelEntry, SubEngine
+from ostro.core.engine.model_entry import ModelEntry, SubEngine, cannot_serve
 from ostro.core.engine.model_loader import BetweenSteps, Build, ModelLoader
 from ostro.core.engine.preparation import Prepared, RequestPreparer
 from ostro.core.errors import AdapterError, AdapterNotFound, NotFound, OstroError, Unsupported
@@ -99,8 +97,9 @@ class MultiModelEngine:
     @property
     def busy(self) -> bool:
         """Whether a request or command is under way, reads of adapters and models included."""
-        parts = (*self.parts, *self.registries, self.loader, self.preparer)
-        return bool(self.retiring) or any(each.busy for each in parts)
+        if self.retiring or self.loader.busy or self.preparer.busy:
+            return True
+        return any(part.busy for part in self.parts) or any(r.busy for r in self.registries)
 
     @property
     def runnable(self) -> bool:
@@ -266,13 +265,7 @@ class MultiModelEngine:
         if entry.registry is not None and request.adapters:
             tokens = request.tokens if isinstance(request, TokenRequest) else ()
             mixture = entry.registry.mixture(request.adapters, tokens)
-        engine: Any = entry.engines[type(request)]
-        if engine is None:
-            raise cannot_serve(request)
-        if waiting.prepared is None:
-            engine.submit(request, mixture)
-        else:
-            engine.submit(request, mixture, waiting.prepared)
+        entry.submit(request, mixture, waiting.prepared)
 
     def adapt(self, message: AdapterCommand) -> None:
         """Execute a command; its result is among the events, now or later. Raises AdapterError."""
@@ -321,10 +314,7 @@ class MultiModelEngine:
         """
         if id in self.waiting:
             return self.abort_waiting(self.waiting[id], index)
-        found = list[Output]()
-        for part in self.parts:
-            found += part.abort(id, index) if isinstance(part, Engine) else part.abort(id)
-        return found
+        return [output for part in self.parts for output in part.abort(id, index)]
 
     def abort_waiting(self, waiting: WaitingRequest, index: int | None) -> list[Output]:
         """Drop a request that is not submitted yet, or note that a choice of it is aborted."""
@@ -392,11 +382,6 @@ def copy_adapters(before: ModelEntry, after: ModelEntry) -> None:
                 )
             except AdapterError as error:  # a smaller --max-adapters
                 log.warning("%s", error)
-
-
-def cannot_serve(request: Request) -> Unsupported:
-    """The error of a request for work that its model does not support."""
-    return Unsupported(f"{request.model} does not support {type(request).__name__}")
 
 
 def cannot_load(spec: ModelSpec, report: ProgressCallback, between: BetweenSteps) -> ModelEntry:

@@ -92,8 +92,8 @@ class PoolingEngine:
             self.registry.retain(mixture)
         self.queue += [(request.id, i) for i in range(len(request.inputs))]
 
-    def abort(self, id: str) -> list[JobOutput]:
-        """Abort a request; unknown ones are ignored."""
+    def abort(self, id: str, index: int | None = None) -> list[JobOutput]:
+        """Abort a request, which has one choice; unknown ones are ignored."""
         return self.finish_early(id, "abort")
 
     def fail(self, ids: Iterable[str], error: Exception) -> list[JobOutput]:
