@@ -69,7 +69,7 @@ FAMILIES = {
         tiles=(
             Tile(16, 64, 8, 4, 3, programs=512),
             Tile(32, 64, 8, 4, 2, programs=512),
-            Tile(64, 64, 4, 4, 3, programs=384),
+            Tile(64, 128, 4, 8, 3, programs=132),
             Tile(128, 64, 4, 4, 3, programs=384),
             Tile(256, 128, 4, 8, 3, programs=132),
         ),
@@ -149,10 +149,10 @@ def tile(weight: TritonWeight, rows: int) -> Tile:
     """The smallest tile for `rows` rows of x, or of each expert; the largest for more rows."""
     tiles = [Tile(*sizes) for sizes in tuning().tiles]
     if weight.tensors.table is not None:
-        tiles = [tile for tile in tiles if tile.m <= TABLE_ROWS]
-    tile = next((tile for tile in tiles if tile.m >= rows), tiles[-1])
+        tiles = [size for size in tiles if size.m <= TABLE_ROWS]
+    size = next((size for size in tiles if size.m >= rows), tiles[-1])
     # Values of other codes are computed in float32, in twice the registers.
-    return tile if weight.layout.bytes else tile._replace(cells=4, stages=2)
+    return size if weight.layout.bytes else size._replace(cells=4, stages=2)
 
 
 def split_k(tiles: int, cells: int, tile: Tile) -> int:

@@ -143,8 +143,9 @@ def tile_rows(ROWS: tl.constexpr, WARPS: tl.constexpr):
 
 @triton.jit
 def tile_scales(w, row, cell, cells, LAYOUT: tl.constexpr, EVEN: tl.constexpr):
-    """Scales and offsets of both halves of four cells, as `twice`; offsets contain the zeros that
-    are not constant.
+    """Scales and offsets of both halves of four cells, as `half_pairs`.
+
+    Offsets contain the zeros that are not constant.
     """
     factor = tl.load(w.factor)
     scale = tile_values(w.scale, w.d, LAYOUT.d, row, cell, cells, LAYOUT, EVEN) * factor
@@ -153,7 +154,7 @@ def tile_scales(w, row, cell, cells, LAYOUT: tl.constexpr, EVEN: tl.constexpr):
         offset += tile_values(w.offset, w.m, LAYOUT.m, row, cell, cells, LAYOUT, EVEN) * factor
     if w.zero is not None:
         offset -= tile_values(w.zero, None, 1, row, cell, cells, LAYOUT, EVEN) * scale
-    scale, offset = twice(scale), twice(offset)
+    scale, offset = half_pairs(scale), half_pairs(offset)
     if LAYOUT.group == 16:
         scale, scale_b = tl.split(scale.reshape(row.shape[0], 4, 2))
         offset, offset_b = tl.split(offset.reshape(row.shape[0], 4, 2))
@@ -229,7 +230,7 @@ def plane_quads(
 
 
 @triton.jit
-def twice(value):
+def half_pairs(value):
     """Values as float16 in both halves of words, int32."""
     bits = value.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
     return bits * 0x00010001
