@@ -955,7 +955,7 @@ ENTRYPOINTS: Mapping[str, Mapping[str, Change]] = {
             '"retry-after": str(max(1, int(seconds)))',
         ),
     },
-    "entrypoints/http/json_scanner.py": {
+    "entrypoints/operations/json_scanner.py": {
         "deepest-body-is-refused": (
             "if len(self.names) > MAX_DEPTH:",
             "if len(self.names) >= MAX_DEPTH:",

@@ -79,7 +79,7 @@ OTHERS: Mapping[str, Sequence[str]] = {
         "tests/entrypoints/http/test_bodies.py",
         "tests/plugins/apis/ollama/test_routes.py",
     ],
-    "entrypoints/http/json_scanner.py": ["tests/entrypoints/http/test_bodies.py"],
+    "entrypoints/operations/json_scanner.py": ["tests/entrypoints/http/test_bodies.py"],
     "entrypoints/http/middleware.py": [
         "tests/entrypoints/http/test_access.py",
         "tests/entrypoints/http/test_keys.py",

@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import Any, get_args
 
 from ostro.core.errors import PluginError
-from ostro.core.records import API, KINDS, Architecture, Format, Record, Scope
+from ostro.core.records import (
+    API,
+    KINDS,
+    Architecture,
+    EventFormat,
+    Format,
+    Record,
+    RequestBody,
+    Scope,
+)
 
 MAX_RECORDS = 1000
 """Maximum records per plugin and kind: stops a generator that never ends."""
@@ -28,7 +37,10 @@ CHECKS: Mapping[str, Callable[[Any], bool]] = {
     "int": lambda value: type(value) is int,
     "Import": lambda value: isinstance(value, str) and bool(_IMPORT.fullmatch(value)),
     "Callable": callable,
+    "RouteHandler": callable,
     "RouteEndpoint": lambda value: callable(value) or isinstance(value, Path),
+    "RequestBody": lambda value: isinstance(value, RequestBody),
+    "EventFormat": lambda value: isinstance(value, EventFormat),
     "Scope": lambda value: value in get_args(Scope),
     "object": lambda value: True,
     "Mapping": lambda value: isinstance(value, Mapping),

@@ -23,30 +23,35 @@ from ostro.core.errors import OstroError
 from ostro.core.ipc.process import ProcessEngine
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Route, Settings, resolve
-from ostro.entrypoints.http import (
-    admin,
-    audio,
+from ostro.entrypoints.api.openai import (
     batches,
     conversations,
-    files,
-    health,
-    images,
-    metrics,
-    model_admin,
-    openai,
-    openapi,
+    embeddings,
+    models,
     responses,
     speech,
     stored_chats,
+    text,
     tokens,
-    vectors,
 )
-from ostro.entrypoints.http.admin import Admin
+from ostro.entrypoints.api.openai import files as openai_files
+from ostro.entrypoints.api.openai.types import ADAPTERS_HEADER
+from ostro.entrypoints.api.server import adapters as server_adapters
+from ostro.entrypoints.api.server import health
+from ostro.entrypoints.api.server import models as server_models
+from ostro.entrypoints.http import (
+    audio,
+    files,
+    images,
+    metrics,
+    openapi,
+)
 from ostro.entrypoints.http.body_log import BodyLog, BodyLogMiddleware
 from ostro.entrypoints.http.budget import BodyBudget
 from ostro.entrypoints.http.context import caller_of
 from ostro.entrypoints.http.deadline import Deadline
 from ostro.entrypoints.http.errors import HANDLERS
+from ostro.entrypoints.http.handlers import endpoint_of
 from ostro.entrypoints.http.log import log_request
 from ostro.entrypoints.http.measurement import RequestMetrics
 from ostro.entrypoints.http.metrics import CallerMetrics, EngineMetrics
@@ -56,9 +61,10 @@ from ostro.entrypoints.http.middleware import (
     Observer,
     RequestMiddleware,
 )
-from ostro.entrypoints.http.openai_types import ADAPTERS_HEADER
 from ostro.entrypoints.http.root_path import RootPath
+from ostro.entrypoints.operations.admin import Admin
 from ostro.entrypoints.operations.documents import Documents
+from ostro.entrypoints.operations.executor import make_acting, make_executor
 from ostro.entrypoints.operations.keys import KeyRing
 from ostro.entrypoints.operations.operations import Operations
 from ostro.entrypoints.operations.quotas import Quotas
@@ -68,19 +74,21 @@ from ostro.entrypoints.operations.state import State
 log = logging.getLogger(__name__)
 FAMILIES = (
     health,
-    model_admin,  # before the route of any model's name
-    openai,
+    server_models,  # before the route of any model's name
+    text,
+    models,
     tokens,
     stored_chats,
     responses,
     conversations,
-    vectors,
+    embeddings,
     audio,
     images,
     speech,
     files,
+    openai_files,
     batches,
-    admin,
+    server_adapters,
     metrics,
     openapi,
 )
@@ -118,9 +126,9 @@ def make_app(
     Raises UsageError if a root is not a folder.
     """
     ring, quotas = ring or KeyRing(), quotas or Quotas()
-    guard = Admin.of(adapter_root, ring)
-    model_guard = Admin.of(model_root, ring, "--model-root")
     operations = Operations(service, resolve(plugins.get("pipelines", "text").pipeline))
+    operations.adapter_admin = Admin.of(adapter_root, ring)
+    operations.model_admin = Admin.of(model_root, ring, "--model-root")
     routes = built_in_routes(operations)
     routes += plugin_routes(plugins, operations, routes)
     requests = RequestMetrics(service.name, lambda: service.names)
@@ -150,16 +158,14 @@ def make_app(
         exception_handlers=dict(HANDLERS),
         redirect_slashes=False,
     )
-    app.state.operations, app.state.admin, app.state.routes = operations, guard, routes
+    app.state.operations, app.state.routes = operations, routes
     app.state.root_path, app.state.quotas = root_path, quotas
-    app.state.model_admin = model_guard
     state = state or State()
     app.state.metrics = EngineMetrics(service, requests, state)
-    execute = batches.make_executor(app, ring, quotas)
-    acting = batches.make_acting(ring, quotas)
+    execute = make_executor(routes, operations, ring, quotas)
     state.limits.key_of = ring.key_of
-    app.state.documents = Documents(state, execute, operations, acting)
-    operations.files = app.state.documents.files
+    operations.documents = Documents(state, execute, operations, make_acting(ring, quotas))
+    operations.files = operations.documents.files
     return app
 
 
@@ -214,10 +220,11 @@ def starlette_route(route: Route) -> BaseRoute:
     if method == "FILES":
         files = StaticFiles(directory=str(route.endpoint), html=True)
         return Mount(path, guarded_files(route, files), name=route.name)
-    assert callable(route.endpoint)
+    answer = endpoint_of(route) if route.handler is not None else route.endpoint
+    assert callable(answer)
     if method == "WEBSOCKET":
-        return WebSocketRoute(path, guarded(route, route.endpoint), name=route.name)
-    endpoint = guarded(route, route.endpoint)
+        return WebSocketRoute(path, guarded(route, answer), name=route.name)
+    endpoint = guarded(route, answer)
     found = RecordedRoute(path, endpoint, methods=[method], name=route.name)
     found.record = route
     return found

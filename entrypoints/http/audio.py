@@ -12,12 +12,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ostro.core.records import Route
+from ostro.entrypoints.api.openai.types import adapter_headers, unless_none
 from ostro.entrypoints.http.body import read_form
 from ostro.entrypoints.http.context import caller_of, operations_of
 from ostro.entrypoints.http.errors import respond
 from ostro.entrypoints.http.forms import parse_form, read_upload
-from ostro.entrypoints.http.openai_types import adapter_headers, unless_none
-from ostro.entrypoints.http.stream import EventStream, event, unless_disconnected
+from ostro.entrypoints.http.stream import EventStream, unless_disconnected
+from ostro.entrypoints.operations.event_formats import DATA_EVENTS
 from ostro.entrypoints.operations.media import TranscriptEvent, TranscriptionRequest
 from ostro.entrypoints.operations.operations import Operations
 
@@ -148,7 +149,7 @@ async def answer(request: Request, task: Literal["transcribe", "translate"]) -> 
         audio = await read_upload(form, "file")
     if body.stream:
         events = await operations.transcript_events(body, audio, task, caller)
-        return EventStream(chunks(events, body))
+        return EventStream(chunks(events, body), DATA_EVENTS)
     operation = operations.transcribe if task == "transcribe" else operations.translate
     transcript = await unless_disconnected(request, operation(body, audio, caller))
     form_name = body.response_format
@@ -182,22 +183,21 @@ def languages(body: TranscriptionRequest, code: str) -> list[TranscriptLanguage]
 
 async def chunks(
     events: AsyncGenerator[TranscriptEvent, None], body: TranscriptionRequest
-) -> AsyncGenerator[bytes, None]:
+) -> AsyncGenerator[TranscriptDelta | TranscriptDone, None]:
     """Yield OpenAI's events of a transcription: each segment, then the whole text."""
     async with aclosing(events):
         async for each in events:
             logprobs = tokens(each.logprobs) if body.include else UNSET
             if not each.final:
-                yield event(TranscriptDelta(delta=each.text, logprobs=logprobs))
+                yield TranscriptDelta(delta=each.text, logprobs=logprobs)
                 continue
-            done = TranscriptDone(
+            yield TranscriptDone(
                 text=each.text,
                 usage=usage_of(each),
                 logprobs=logprobs,
                 languages=languages(body, each.language),
                 adapter_generations=unless_none(each.generations),
             )
-            yield event(done)
 
 
 def usage_of(final: TranscriptEvent) -> TranscriptTokenUsage:
@@ -223,6 +223,7 @@ def routes(operations: Operations) -> list[Route]:
             request=TranscriptionForm,
             response=Transcription,
             events=TranscriptDelta | TranscriptDone,
+            event_format=DATA_EVENTS,
         )
         for name, endpoint in endpoints.items()
     ]

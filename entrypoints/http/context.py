@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from contextvars import ContextVar
-
 from starlette.requests import HTTPConnection
 
+from ostro.entrypoints.http.request_record import RECORD
 from ostro.entrypoints.operations.caller import ANYONE, Caller
 from ostro.entrypoints.operations.documents import Documents
 from ostro.entrypoints.operations.operations import Operations
-from ostro.entrypoints.operations.request_batches import RequestBatches
-
-REQUEST_ID: ContextVar[str] = ContextVar("REQUEST_ID", default="")
-"""The id of the request that the running task handles."""
-
-
-def request_id() -> str:
-    """Return the id of the request that the running task handles; "" outside of a request."""
-    return REQUEST_ID.get()
 
 
 def operations_of(connection: HTTPConnection) -> Operations:
@@ -28,16 +18,19 @@ def operations_of(connection: HTTPConnection) -> Operations:
 
 def documents_of(connection: HTTPConnection) -> Documents:
     """Return the stored documents of the server."""
-    documents: Documents = connection.app.state.documents
-    return documents
-
-
-def batches_of(connection: HTTPConnection, kind: str) -> RequestBatches:
-    """Return the batches of a kind; their ids are `kind`, an underscore and 32 digits."""
-    return documents_of(connection).batches_of(kind)
+    return operations_of(connection).documents
 
 
 def caller_of(connection: HTTPConnection) -> Caller:
     """Return the caller that the middleware has authenticated."""
     caller: Caller = connection.scope.get("state", {}).get("caller", ANYONE)
     return caller
+
+
+def base_url() -> str:
+    """Return the URL of the server as the client of the running request addressed it.
+
+    It ends with a slash; it is "/" outside of a request.
+    """
+    record = RECORD.get()
+    return "/" if record is None else str(HTTPConnection(record.scope).base_url)

@@ -1,9 +1,8 @@
-"""Error responses in OpenAI's form: {"error": {"message", "type", "param", "code"}}."""
+"""Error responses, in the form of the API family of their route."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import ceil
 from typing import Any
 
@@ -14,8 +13,16 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import Scope
 
-from ostro.core.errors import EngineDied, OstroError
+from ostro.core.errors import OstroError
 from ostro.entrypoints.http.request_record import RECORD, record_of
+from ostro.entrypoints.operations.errors import (
+    BUSY,
+    ErrorBody,
+    error_content,
+    error_content_of,
+    in_form,
+    internal_error,
+)
 
 CODES = {
     401: "invalid_api_key",
@@ -31,55 +38,19 @@ CODES = {
 CLOSE = {"connection": "close"}
 """Headers of a response to a request whose body is not read to its end."""
 RETRY_SECONDS = "1"
-BUSY = (429, 503, 529)
-"""Statuses of responses with the header retry-after; 529 is Anthropic's for 503."""
-DIED = "the engine process has ended; see the server's log"
-ErrorForm = Callable[[int, str, str | None, str | None], Any]
-"""Converts (status, message, code, param) to the JSON of an error."""
-ADDRESS = re.compile(r" at 0x[0-9a-f]+\b", re.IGNORECASE)
-"""A heap address, as the default repr of an object has it."""
-
-
-class ErrorDetail(msgspec.Struct, kw_only=True):
-    """What failed. `param` names the field of the request, `code` the kind of error."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorBody(msgspec.Struct, kw_only=True):
-    """The JSON of an error response."""
-
-    error: ErrorDetail
-
-
-def error_content(
-    status: int, message: str, code: str | None, param: str | None = None
-) -> ErrorBody:
-    """The error object. Heap addresses, which help an attacker, are removed from the message."""
-    message = ADDRESS.sub("", message)
-    kind = "server_error" if status >= 500 else "invalid_request_error"
-    if status == 401:
-        kind = "authentication_error"
-    return ErrorBody(error=ErrorDetail(message=message, type=kind, param=param, code=code))
-
-
-def error_content_of(error: OstroError) -> ErrorBody:
-    """The error object of an OstroError. The cause of an EngineDied is left to the log."""
-    message = DIED if isinstance(error, EngineDied) else str(error)
-    return error_content(error.status, message, error.code, error.param)
 
 
 def respond(status: int, content: Any, headers: Mapping[str, str] | None = None) -> Response:
     """A JSON response of a struct or plain data, with the headers that its status needs."""
-    extra = dict(headers or {})
-    if status in BUSY:
-        extra.setdefault("retry-after", RETRY_SECONDS)
-    if status == 401:
-        extra.setdefault("www-authenticate", "Bearer")
+    extra = status_headers(status) | dict(headers or {})
     return Response(msgspec.json.encode(content), status, extra, "application/json")
+
+
+def status_headers(status: int) -> dict[str, str]:
+    """The headers that a response needs for its status."""
+    if status in BUSY:
+        return {"retry-after": RETRY_SECONDS}
+    return {"www-authenticate": "Bearer"} if status == 401 else {}
 
 
 def respond_to(error: OstroError, scope: Scope | None = None) -> Response:
@@ -102,10 +73,7 @@ def respond_error(
     if (served := RECORD.get()) is not None:
         served.error = content.error.code or str(status)
     record = None if scope is None else record_of(scope)
-    if record is None or record.errors is None:
-        return respond(status, content, headers)
-    detail, status = content.error, record.statuses.get(status, status)
-    body = record.errors(status, detail.message, detail.code, detail.param)
+    status, body = in_form(record, status, content)
     return respond(status, body, headers)
 
 
@@ -141,8 +109,7 @@ def allowed_methods(request: Request) -> str:
 async def on_bug(request: Request, error: Exception) -> Response:
     """Respond to an unexpected exception; its traceback goes to the log only."""
     id = request.scope.get("state", {}).get("request_id", "")
-    message = f"internal error; see the server's log for request {id}"
-    return respond_error(500, error_content(500, message, "internal"), request.scope)
+    return respond_error(500, internal_error(id), request.scope)
 
 
 async def on_disconnect(request: Request, error: Exception) -> Response:

@@ -14,12 +14,13 @@ from starlette.responses import Response
 
 from ostro.core.errors import Unsupported
 from ostro.core.records import Route
+from ostro.entrypoints.api.openai.types import unless_none
 from ostro.entrypoints.http.body import read_form, read_request
 from ostro.entrypoints.http.context import caller_of, documents_of, operations_of
 from ostro.entrypoints.http.errors import respond
 from ostro.entrypoints.http.forms import parse_form, read_upload
-from ostro.entrypoints.http.openai_types import unless_none
-from ostro.entrypoints.http.stream import EventStream, event, unless_disconnected
+from ostro.entrypoints.http.stream import EventStream, unless_disconnected
+from ostro.entrypoints.operations.event_formats import DATA_EVENTS
 from ostro.entrypoints.operations.media import (
     ImageEditRequest,
     ImageEvent,
@@ -172,7 +173,7 @@ async def answer(request: Request, body: ImageRequest, image: bytes | None = Non
     check_store(request, body)
     if body.stream:
         events = await operations.draw_events(body, caller, image=image)
-        return EventStream(chunks(events, body))
+        return EventStream(chunks(events, body), DATA_EVENTS)
     drawn = await unless_disconnected(request, operations.draw(body, caller, image=image))
     quality = quality_of(body)
     content = ImageList(
@@ -217,20 +218,20 @@ async def single(data: bytes) -> AsyncIterator[bytes]:
 
 async def chunks(
     events: AsyncGenerator[ImageEvent, None], body: ImageRequest
-) -> AsyncGenerator[bytes, None]:
-    """Yield the events of a request as server-sent events: one for each preview and image."""
+) -> AsyncGenerator[ImagePartial | ImageCompleted | ImageProgress, None]:
+    """Yield the events of a request: one for each preview and image."""
     previews = 0
     async with aclosing(events):
         async for each in events:
             if not each.images:
                 if body.progress:
-                    yield event(progress_event(each, body))
+                    yield progress_event(each, body)
             elif each.final:
                 for index in range(len(each.images)):
-                    yield event(completed_event(each, index, body))
+                    yield completed_event(each, index, body)
             else:
                 for index in range(len(each.images)):
-                    yield event(partial_event(each, index, body, previews))
+                    yield partial_event(each, index, body, previews)
                 previews += 1
 
 
@@ -306,6 +307,7 @@ def routes(operations: Operations) -> list[Route]:
             request=ImageRequest,
             response=ImageList,
             events=ImagePartial | ImageCompleted | ImageProgress,
+            event_format=DATA_EVENTS,
         ),
         Route(
             name="POST /v1/images/edits",
@@ -313,6 +315,7 @@ def routes(operations: Operations) -> list[Route]:
             request=ImageEditForm,
             response=ImageList,
             events=ImageEditPartial | ImageEditCompleted | ImageEditProgress,
+            event_format=DATA_EVENTS,
         ),
         Route(
             name="POST /v1/images/variations",

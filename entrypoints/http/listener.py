@@ -20,7 +20,8 @@ import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ostro.core.errors import UsageError
-from ostro.entrypoints.http.errors import CODES, error_content
+from ostro.entrypoints.http.errors import CODES
+from ostro.entrypoints.operations.errors import error_content
 
 BACKLOG = 1024
 MAX_PORT = 65_535

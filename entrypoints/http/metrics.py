@@ -1,6 +1,6 @@
-"""`GET /metrics` for Prometheus: requests, engine and adapters by model, requests by API key.
+"""`GET /load`, and `GET /metrics` for Prometheus: requests, engine, adapters and API keys.
 
-The route answers at once: the figures of requests are counted in this process, those of the engine
+`/metrics` answers at once: the figures of requests are counted in this process, those of the engine
 are of its last heartbeat.
 """
 
@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
+import msgspec
 from prometheus_client import ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
@@ -24,6 +25,7 @@ from ostro.core.ipc.process import ProcessEngine
 from ostro.core.messages.outputs import Stats
 from ostro.core.records import Route
 from ostro.core.store import StoreUsage
+from ostro.entrypoints.http.errors import respond
 from ostro.entrypoints.http.measurement import RequestMetrics
 from ostro.entrypoints.operations.adapters import Adapters
 from ostro.entrypoints.operations.admission import Admission
@@ -118,6 +120,22 @@ class EngineMetrics(Collector):
         return family
 
 
+class Load(msgspec.Struct, kw_only=True):
+    """What the server does now. `server_load` are the HTTP requests under way, as in vLLM.
+
+    `running` and `waiting` are sequences of all models, of the engine's last heartbeat.
+    `kv_cache_usage` is the largest fraction of a model's KV cache in use. `queued` are the admitted
+    sequences that have not ended, `queue_limit` their limit.
+    """
+
+    server_load: int
+    running: int
+    waiting: int
+    kv_cache_usage: float
+    queued: int
+    queue_limit: int | None
+
+
 class CallerMetrics(Collector):
     """The requests of every API key; the key "" is that of requests without one."""
 
@@ -147,6 +165,23 @@ async def metrics(request: Request) -> Response:
     await engine.refresh()
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
     return Response(encode(engine.requests.registry), media_type=content_type)
+
+
+async def load(request: Request) -> Response:
+    """Return the load of the server."""
+    metrics: EngineMetrics = request.app.state.metrics
+    await metrics.refresh_http()
+    stats, admission = metrics.requests.stats.values(), metrics.service.engine.admission
+    own = admission if isinstance(admission, Admission) else None
+    content = Load(
+        server_load=metrics.requests.all_http().running - 1,  # without this one
+        running=sum(each.running for each in stats),
+        waiting=sum(each.waiting for each in stats),
+        kv_cache_usage=max(map(cache_usage, stats), default=0.0),
+        queued=0 if own is None else own.rows,
+        queue_limit=None if own is None else own.max_rows,
+    )
+    return respond(200, content)
 
 
 def of_engine(models: dict[str, Stats]) -> Iterator[Metric]:
@@ -215,7 +250,7 @@ def of_adapters(adapters: Adapters) -> Iterator[Metric]:
 
 
 def routes(operations: Operations) -> list[Route]:
-    """Return the route."""
+    """Return the routes."""
     return [
         Route(
             name="GET /metrics",
@@ -223,5 +258,6 @@ def routes(operations: Operations) -> list[Route]:
             scope="metrics",
             response=["text/plain"],
             error_statuses=(),
-        )
+        ),
+        Route(name="GET /load", endpoint=load, scope="open", response=Load),
     ]

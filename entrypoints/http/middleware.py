@@ -12,14 +12,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ostro.entrypoints.http.context import REQUEST_ID
-from ostro.entrypoints.http.errors import error_content, on_bug, respond_error, respond_to
+from ostro.entrypoints.http.errors import on_bug, respond_error, respond_to
 from ostro.entrypoints.http.measurement import RequestMetrics
 from ostro.entrypoints.http.request_record import RECORD, RequestRecord
 from ostro.entrypoints.operations.admission import claim
 from ostro.entrypoints.operations.caller import Forbidden
+from ostro.entrypoints.operations.errors import error_content
 from ostro.entrypoints.operations.keys import Key, KeyRing
 from ostro.entrypoints.operations.quotas import Quota, Quotas, RateLimited
+from ostro.entrypoints.operations.request_context import REQUEST_ID
 
 log = logging.getLogger(__name__)
 KEY_HEADERS = ("x-api-key", "api-key")

@@ -14,7 +14,10 @@ from starlette.responses import Response
 
 import ostro
 from ostro.core.records import Route
-from ostro.entrypoints.http.errors import ErrorBody, respond
+from ostro.entrypoints.http.errors import respond
+from ostro.entrypoints.http.handlers import WITH_QUERY
+from ostro.entrypoints.operations.errors import ErrorBody
+from ostro.entrypoints.operations.event_formats import OPENAI_EVENTS
 from ostro.entrypoints.operations.operations import Operations
 
 JSON, SSE = "application/json", "text/event-stream"
@@ -78,8 +81,6 @@ EXAMPLES: Mapping[str, Any] = {
 """Examples of request bodies of built-in routes, which `Route.example` replaces."""
 HIDDEN = ("WEBSOCKET ", "FILES ")
 """Starts of the names of routes that OpenAPI does not describe."""
-WITH_QUERY = ("GET", "DELETE")
-"""Methods whose request is the query string."""
 OUTER = ("default", "description", "x-ostro-extension")
 """Keywords that describe a property with all its alternatives."""
 PARAMETER = re.compile(r"{(\w+)(?::\w+)?}")
@@ -133,7 +134,8 @@ def openapi(routes: Sequence[Route]) -> dict[str, Any]:
 
 def types_of(route: Route) -> Iterable[Any]:
     """Yield the types of a route's JSON."""
-    for kind in (route.request, route.response, route.events, error_type(route)):
+    kinds = route.request, route.query, route.response, route.events, error_type(route)
+    for kind in kinds:
         if kind is not None and not isinstance(kind, list | tuple):
             yield kind
 
@@ -211,7 +213,7 @@ def operation(
 ) -> dict[str, Any]:
     """Return the operation object of a route."""
     method, _, path = route.name.partition(" ")
-    text = inspect.getdoc(route.endpoint) or ""
+    text = inspect.getdoc(route.handler or route.endpoint) or ""
     found: dict[str, Any] = {
         "operationId": re.sub(r"\W+", "_", route.name.lower()).strip("_"),
         "summary": text.partition("\n")[0].rstrip("."),
@@ -226,6 +228,8 @@ def operation(
         parameters += query_parameters(components[schema_name(route.request)])
     elif route.request is not None:
         found["requestBody"] = request_body(route, schemas[route.request])
+    if route.query is not None:
+        parameters += query_parameters(components[schema_name(route.query)])
     if route.header:
         parameters.append({"name": route.header, "in": "header", "schema": {"type": "string"}})
     if parameters:
@@ -283,7 +287,7 @@ def responses(route: Route, schemas: Mapping[Any, Any]) -> dict[str, Any]:
         answer["content"] = content(JSON, schemas[route.response])
     if route.events is not None:
         answer["description"] = "The response, or the events of a stream."
-        media = getattr(route.events, "media_type", SSE)
+        media = (route.event_format or OPENAI_EVENTS).media_type.partition(";")[0]
         schema = schemas[route.events]
         answer["content"] |= content(media, event_schema(schema) if media == SSE else schema)
     return {"200": answer}

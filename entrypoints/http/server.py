@@ -266,7 +266,7 @@ class Server:
                 self.options.store_limit,
             ),
         )
-        self.documents: Documents = app.state.documents
+        self.documents: Documents = app.state.operations.documents
         await self.documents.start()
         self.metrics: EngineMetrics = app.state.metrics
         return app

@@ -3,39 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, TypeVar
 
-import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ostro.core.errors import OstroError
+from ostro.core.records import EventFormat
 from ostro.entrypoints.http.deadline import deadline_of, timed_out
-from ostro.entrypoints.http.errors import error_content_of, respond_to
+from ostro.entrypoints.http.errors import respond_to
+from ostro.entrypoints.operations.errors import error_content_of
+from ostro.entrypoints.operations.event_formats import OPENAI_EVENTS
 
 KEEP_ALIVE = 10.0
-"""Seconds without an event after which a comment is sent, so that proxies keep the connection."""
-COMMENT = b": keep-alive\n\n"
-"""A comment between server-sent events."""
-DONE = b"data: [DONE]\n\n"
-HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
+"""Seconds without an event after which a comment is sent: proxies close connections that are silent
+for longer, usually a minute.
+"""
+HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+"""Proxies neither store a stream nor collect its events."""
 T = TypeVar("T")
-
-
-def event(content: Any) -> bytes:
-    """One server-sent event."""
-    return b"data: " + msgspec.json.encode(content) + b"\n\n"
-
-
-def error_event(error: OstroError) -> bytes:
-    """OpenAI's event of an error, and the end of the stream."""
-    return event(error_content_of(error)) + DONE
 
 
 class EventStream(Response):
@@ -47,16 +35,12 @@ class EventStream(Response):
 
     def __init__(
         self,
-        events: AsyncGenerator[bytes, None],
-        on_error: Callable[[OstroError], bytes] = error_event,
-        headers: Sequence[tuple[bytes, bytes]] = HEADERS,
-        keep_alive: bytes | None = COMMENT,
+        events: AsyncGenerator[Any, None],
+        format: EventFormat = OPENAI_EVENTS,
+        error_json: Callable[[OstroError], Any] = error_content_of,
     ) -> None:
-        """on_error: the event of an error, OpenAI's by default. headers: those of the response.
-        keep_alive: what is sent during long pauses, None for formats without comments.
-        """
-        self.events, self.on_error, self.head = events, on_error, list(headers)
-        self.keep_alive = keep_alive
+        """error_json: the JSON of an error, OpenAI's by default."""
+        self.events, self.format, self.error_json = events, format, error_json
         self.background = None
         self.started = False
         self.last = 0.0
@@ -76,11 +60,12 @@ class EventStream(Response):
                 raise result
 
     async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> None:
+        encode = self.format.encode
         try:
             try:
                 async with asyncio.timeout_at(deadline_of(scope)) as timeout:
-                    async for data in self.events:
-                        await self._write(send, data)
+                    async for event in self.events:
+                        await self._write(send, encode(event))
             except TimeoutError:
                 if not timeout.expired():
                     raise
@@ -88,13 +73,14 @@ class EventStream(Response):
         except OstroError as error:
             if not self.started:
                 return await respond_to(error, scope)(scope, receive, send)
-            await self._write(send, self.on_error(error))
-        await self._write(send, b"", more=False)
+            await self._write(send, encode(self.error_json(error)))
+        await self._write(send, self.format.end, more=False)
 
     async def _write(self, send: Send, data: bytes, *, more: bool = True) -> None:
         if not self.started:
             self.started = True
-            await send({"type": "http.response.start", "status": 200, "headers": list(self.head)})
+            head = [(b"content-type", self.format.media_type.encode()), *HEADERS]
+            await send({"type": "http.response.start", "status": 200, "headers": head})
         self.last = asyncio.get_running_loop().time()
         await send({"type": "http.response.body", "body": data, "more_body": more})
 
@@ -106,14 +92,14 @@ class EventStream(Response):
                 async with asyncio.timeout(KEEP_ALIVE):
                     message = await receive()
             except TimeoutError:
-                if self.keep_alive and loop.time() - self.last >= KEEP_ALIVE / 2:
-                    await self._write(send, self.keep_alive)
+                if self.format.keep_alive and loop.time() - self.last >= KEEP_ALIVE / 2:
+                    await self._write(send, self.format.keep_alive)
                 continue
             if message["type"] == "http.disconnect":
                 return
 
 
-async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
     """Await the work of a request. Cancel it and raise ClientDisconnect if the client leaves.
 
     Raises RequestTimeout at the deadline of the request.

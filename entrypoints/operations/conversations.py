@@ -48,9 +48,9 @@ class ConversationBody(ConversationRequest, kw_only=True, forbid_unknown_fields=
 
 
 class MetadataRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """New metadata of a document."""
+    """New metadata of a document; null removes all."""
 
-    metadata: Metadata | None = None
+    metadata: Metadata | None
 
 
 class ItemsRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

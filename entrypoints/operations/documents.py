@@ -7,12 +7,12 @@ import asyncio
 from ostro.entrypoints.operations.batch_runner import BatchRunner, Execute
 from ostro.entrypoints.operations.batches import Batches
 from ostro.entrypoints.operations.files import Files
-from ostro.entrypoints.operations.operations import Operations
 from ostro.entrypoints.operations.request_batches import RequestBatches
 from ostro.entrypoints.operations.responses.responses import Responses
 from ostro.entrypoints.operations.responses.runner import Acting, ResponseRunner
 from ostro.entrypoints.operations.state import State
 from ostro.entrypoints.operations.stored_chats import StoredChats
+from ostro.entrypoints.operations.text_operations import TextOperations
 from ostro.entrypoints.operations.uploads import Uploads
 
 
@@ -20,7 +20,7 @@ class Documents:
     """The stored documents of a server."""
 
     def __init__(
-        self, state: State, execute: Execute, operations: Operations, acting: Acting
+        self, state: State, execute: Execute, operations: TextOperations, acting: Acting
     ) -> None:
         """execute: runs a request of a batch. operations: generate responses. acting: the context
         of a response in the background.

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from functools import partial
 from typing import Any, NoReturn
 
 from ostro.core.errors import Unsupported
-from ostro.core.pipeline import ModelTarget, TextPipeline, TextRequest
-from ostro.core.preparation import EXECUTOR
+from ostro.core.pipeline import ModelTarget
+from ostro.entrypoints.operations.admin import Admin
 from ostro.entrypoints.operations.caller import ANYONE, Caller
-from ostro.entrypoints.operations.files import Files
+from ostro.entrypoints.operations.documents import Documents
 from ostro.entrypoints.operations.media import (
     ImageEvent,
     ImageRequest,
@@ -27,16 +26,7 @@ from ostro.entrypoints.operations.media import (
     transcription_options,
 )
 from ostro.entrypoints.operations.models import ModelEntry, find_model, list_models
-from ostro.entrypoints.operations.service import Admitted, Service
-from ostro.entrypoints.operations.text import Generation
-from ostro.entrypoints.operations.tokens import (
-    MAX_CONTEXTS,
-    TOKENIZING,
-    DetokenizeRequest,
-    TokenizeRequest,
-    Tokens,
-    decode,
-)
+from ostro.entrypoints.operations.text_operations import TextOperations
 from ostro.entrypoints.operations.vectors import (
     POOLING,
     Classification,
@@ -58,113 +48,17 @@ from ostro.entrypoints.operations.vectors import (
 )
 
 
-class Operations:
+class Operations(TextOperations):
     """What a server does: typed requests and a caller go in, typed responses or events come out.
 
     Every operation raises what `Service.admit` raises, and RequestError for invalid fields.
-    `chat_request` and `completion_request` are the types of the requests for text. `files` are
-    those that chats may refer to, None without a store.
+    `documents` are what the server stores; without a store, its operations raise Unsupported.
+    `adapter_admin` and `model_admin` say what may be loaded over HTTP.
     """
 
-    def __init__(self, service: Service, text: type[TextPipeline]) -> None:
-        """text: the text pipeline's class; it defines requests before a model is loaded."""
-        self.service = service
-        self.files: Files | None = None
-        self.chat_request, self.completion_request = text.chat_request, text.completion_request
-
-    async def chat(self, request: TextRequest, caller: Caller = ANYONE) -> Generation:
-        """Continue a conversation. The request is a `chat_request`."""
-        if request.stream and request.prompt_logprobs is not None:
-            raise Unsupported(
-                "prompt_logprobs is not supported with stream", param="prompt_logprobs"
-            )
-        admitted = await self.service.admit(request, "text", caller)
-        template = await self.service.template(admitted)
-        request = await self._with_files(request, admitted, caller)
-        answer = await admitted.pipeline.chat(
-            request, adapters=admitted.adapters, template=template
-        )
-        return Generation(answer, admitted.name, admitted.pipeline)
-
-    async def _with_files(self, request: TextRequest, admitted: Admitted, caller: Caller) -> Any:
-        """The `chat_request` with the contents of its files in their places."""
-
-        async def read(id: str, limit: int) -> tuple[str, bytes]:
-            if self.files is None:
-                raise Unsupported("a server without a store has no files", param="file_id")
-            return await self.files.read(id, limit, caller)
-
-        return await admitted.pipeline.attach_files(request, read)
-
-    async def complete(
-        self,
-        request: TextRequest,
-        caller: Caller = ANYONE,
-        *,
-        default_max_tokens: int | None = None,
-    ) -> Generation:
-        """Continue prompts. The request is a `completion_request`.
-
-        default_max_tokens: that of a request without `max_tokens`; None: as many as fit.
-        """
-        admitted = await self.service.admit(request, "text", caller)
-        answer = await admitted.pipeline.complete(
-            request, adapters=admitted.adapters, default_max_tokens=default_max_tokens
-        )
-        return Generation(answer, admitted.name, admitted.pipeline)
-
-    async def count(self, request: TextRequest, caller: Caller = ANYONE) -> int:
-        """Count the prompt tokens of a `chat_request`, those of its media included."""
-        return len((await self.tokenize(request, caller)).tokens)
-
-    async def render(self, request: TextRequest, caller: Caller = ANYONE) -> str:
-        """Return the prompt of a `chat_request` as text, with a placeholder for each medium."""
-        admitted = await self.service.admit(request, "text", caller)
-        template = await self.service.template(admitted)
-        request = await self._with_files(request, admitted, caller)
-        prompt: str = await admitted.pipeline.render(request, template=template)
-        return prompt
-
-    async def tokenize(
-        self, request: TokenizeRequest | TextRequest, caller: Caller = ANYONE
-    ) -> Tokens:
-        """Convert a text, or the conversation of a `chat_request`, to token ids.
-
-        Raises ContextLengthExceeded for more than `MAX_CONTEXTS` times the context.
-        """
-        if isinstance(request, TokenizeRequest):
-            task = self.service.task_of(request, TOKENIZING, caller)
-            admitted = await self.service.admit(request, task, caller)
-        else:
-            admitted = await self.service.admit(request, "text", caller)
-        template = await self.service.template(admitted)
-        pipeline = admitted.pipeline
-        context, tokenizer = pipeline.model.context, pipeline.model.require_tokenizer()
-        limit = MAX_CONTEXTS * context
-        if isinstance(request, TokenizeRequest):
-            work = partial(
-                tokenizer.encode,
-                request.text,
-                special=request.add_special_tokens,
-                parse_special=request.parse_special,
-                limit=limit,
-            )
-            tokens = await EXECUTOR.run(len(request.text), work)
-        else:
-            request = await self._with_files(request, admitted, caller)
-            tokens = await pipeline.tokenize(request, template=template, limit=limit)
-        return Tokens(model=admitted.name, context=context, tokens=tokens, tokenizer=tokenizer)
-
-    async def detokenize(self, request: DetokenizeRequest, caller: Caller = ANYONE) -> str:
-        """Convert token ids to text. Raises RequestError for ids outside of the vocabulary."""
-        task = self.service.task_of(request, TOKENIZING, caller)
-        admitted = await self.service.admit(request, task, caller)
-        await self.service.template(admitted)  # raises an error for an unknown adapter
-        model = admitted.pipeline.model
-        tokenizer = model.require_tokenizer()
-        vocab = model.vocab or tokenizer.vocab_size
-        work = partial(decode, tokenizer, vocab, request.tokens)
-        return await EXECUTOR.run(len(request.tokens), work)
+    documents: Documents
+    adapter_admin: Admin
+    model_admin: Admin
 
     async def models(self, caller: Caller = ANYONE) -> list[ModelEntry]:
         """The models and adapters that the caller may use."""

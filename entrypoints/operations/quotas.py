@@ -30,7 +30,7 @@ class RateLimited(OstroError):
 
 
 class RequestTooLarge(OstroError):
-    """The tokens of a request exceed the limit per minute of the caller's key."""
+    """A request exceeds the limit on its bytes, or the tokens per minute of the caller's key."""
 
     status, code = 413, "request_too_large"
 

@@ -263,7 +263,7 @@ class WorkerConnection(asyncio.Protocol):
 
     def notify_jobs(self, message: JobsChanged) -> None:
         """Look for new batches and responses in the background."""
-        documents: Documents = self.app.state.documents
+        documents: Documents = self.app.state.operations.documents
         for runner in (documents.runner, documents.response_runner):
             runner.notify()
 

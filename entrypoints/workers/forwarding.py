@@ -12,7 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ostro.core.records import Route
 from ostro.entrypoints.http.app import starlette_route
-from ostro.entrypoints.http.errors import error_content, respond_error
+from ostro.entrypoints.http.errors import respond_error
+from ostro.entrypoints.operations.errors import error_content
 from ostro.entrypoints.workers.messages import Forward, Forwarded
 
 SCOPES = ("admin", "metrics")

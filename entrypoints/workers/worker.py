@@ -101,7 +101,7 @@ class Worker(asyncio.Protocol):
         """Serve until the server ends the connection or sends `Stop`."""
         app = self.open()
         self.web = Web.of(app, self.options.ssl_certfile, self.options.ssl_keyfile, accepts=1)
-        documents: Documents = app.state.documents
+        documents: Documents = app.state.operations.documents
         await documents.start()
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=end)
         tasks = [

@@ -1,26 +1,36 @@
 """HTTP APIs of plugins: the operations of a server, readers of requests, and writers of responses.
 
-A plugin yields `ostro.Route` records from `ostro_routes(server)`; `server` is an `Operations`. An
-endpoint reads a request (`read_request`), converts it to the request of an operation, runs it for
-the caller (`caller_of`), and writes the result (`respond`, `EventStream`).
+A plugin yields `ostro.Route` records from `ostro_routes(server)`; `server` is an `Operations`. A
+handler converts a request to that of an operation, runs it for the caller, and returns what is sent
+as JSON, a generator of events, or a `Content`. Routes for forms and WebSockets have an endpoint of
+Starlette in its place (`read_form`, `read_request`, `respond`, `EventStream`).
 
 `Application` is the whole server as an ASGI application.
 """
 
 from __future__ import annotations
 
+from ostro.core.records import Content, EventFormat, Handler, RequestBody
 from ostro.entrypoints.http.asgi import Application
 from ostro.entrypoints.http.body import read_form, read_json, read_request
-from ostro.entrypoints.http.context import batches_of, caller_of, operations_of, request_id
-from ostro.entrypoints.http.errors import ErrorForm, error_content_of, respond
+from ostro.entrypoints.http.context import base_url, caller_of, operations_of
+from ostro.entrypoints.http.errors import respond
 from ostro.entrypoints.http.query import parse_query
 from ostro.entrypoints.http.stream import EventStream, unless_disconnected
 from ostro.entrypoints.operations.batch_lines import LineResult as BatchResult
 from ostro.entrypoints.operations.batches import Batch
 from ostro.entrypoints.operations.caller import Caller, Forbidden
+from ostro.entrypoints.operations.errors import ErrorForm, error_content_of
+from ostro.entrypoints.operations.event_formats import (
+    DATA_EVENTS,
+    JSON_LINES,
+    NAMED_EVENTS,
+    OPENAI_EVENTS,
+)
 from ostro.entrypoints.operations.models import ModelEntry
 from ostro.entrypoints.operations.operations import Operations
 from ostro.entrypoints.operations.request_batches import RequestBatches
+from ostro.entrypoints.operations.request_context import request_id
 from ostro.entrypoints.operations.text import Choice as CompletionChoice
 from ostro.entrypoints.operations.text import Completion, Generation, ToolCall
 from ostro.entrypoints.operations.tokens import DetokenizeRequest, TokenizeRequest, Tokens
@@ -41,7 +51,11 @@ from ostro.entrypoints.operations.vectors import (
 )
 
 __all__ = [
+    "DATA_EVENTS",
+    "JSON_LINES",
     "MAX_INPUTS",
+    "NAMED_EVENTS",
+    "OPENAI_EVENTS",
     "Application",
     "Batch",
     "BatchResult",
@@ -50,13 +64,16 @@ __all__ = [
     "ClassifyRequest",
     "Completion",
     "CompletionChoice",
+    "Content",
     "DetokenizeRequest",
     "EmbeddingRequest",
     "Embeddings",
     "ErrorForm",
+    "EventFormat",
     "EventStream",
     "Forbidden",
     "Generation",
+    "Handler",
     "ModelEntry",
     "Operations",
     "PoolRequest",
@@ -64,6 +81,7 @@ __all__ = [
     "RankedDocument",
     "Ranking",
     "RequestBatches",
+    "RequestBody",
     "RerankRequest",
     "Rows",
     "ScoreRequest",
@@ -71,7 +89,7 @@ __all__ = [
     "TokenizeRequest",
     "Tokens",
     "ToolCall",
-    "batches_of",
+    "base_url",
     "caller_of",
     "error_content_of",
     "operations_of",

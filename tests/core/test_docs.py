@@ -33,6 +33,8 @@ GIVEN = (
     records.TokenizerSource,
     records.Mutant,
     records.Settings,
+    records.RequestBody,
+    records.EventFormat,
 )
 
 

@@ -178,11 +178,29 @@ def test_inputs_of_architectures_import_no_torch() -> None:
     assert ran.returncode == 0, ran.stderr
 
 
-def test_operations_import_no_web_framework() -> None:
-    names = [f"ostro.{file[:-3].replace('/', '.')}" for file in FILES if "/operations/" in file]
+WEB = {"fastapi", "starlette", "uvicorn", "pydantic"}
+"""Packages that only `entrypoints/http` and the workers in front of it may import."""
+
+
+def test_operations_and_handlers_import_no_web_framework() -> None:
+    folders = ("entrypoints/operations/", "entrypoints/api/")
+    names = [f"ostro.{file[:-3].replace('/', '.')}" for file in FILES if file.startswith(folders)]
     code = f"import {', '.join(names)}\nimport sys\n"
-    code += "web = {'fastapi', 'starlette', 'uvicorn', 'pydantic'} & {*sys.modules}"
+    code += f"web = {WEB} & {{*sys.modules}}\n"
+    code += "web |= {name for name in sys.modules if name.startswith('ostro.entrypoints.http')}"
     without_torch(f"{code}\nassert not web, web")
+
+
+def test_plugins_with_routes_import_no_web_framework() -> None:
+    def packages(file: str) -> set[str]:
+        nodes = [*ast.walk(ast.parse((ROOT / file).read_text()))]
+        names = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+        names += [a.name for node in nodes if isinstance(node, ast.Import) for a in node.names]
+        return {name.partition(".")[0] for name in names}
+
+    files = [file for file in FILES if file.startswith(("core/", "plugins/apis/"))]
+    found = {file: web for file in files if (web := packages(file) & WEB)}
+    assert found == {"core/records.py": {"starlette"}}  # the types of `Endpoint`
 
 
 def test_every_public_name_is_there_and_typed() -> None:

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
 from echo.engine import EchoEngine
 from echo.model import END_ID, make_model, served_echo
@@ -65,12 +66,16 @@ def wait_until(condition: Callable[[], object], what: str = "the condition does 
 
 @dataclass
 class Running:
-    """A server under test; `echo` is its engine, `service` its state, `loop` its event loop."""
+    """A server under test.
+
+    `echo` is its engine, `service` its state, `app` its application, `loop` its event loop.
+    """
 
     url: str
     echo: EchoEngine
     service: Service
     plugins: PluginManager
+    app: FastAPI
     loop: MovableLoop
     http: httpx.Client = field(init=False)
 
@@ -152,7 +157,8 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
     """Start servers.
 
     `options` are those of `make_app`, `limit` that of sequences; `send_buffer` is in bytes. `keys`
-    and `admin_key` are in plain text. With a `template` the outputs of chats are parsed.
+    and `admin_key` are in plain text. With a `template` the outputs of chats are parsed. `plugin`
+    is one besides the built-in ones.
     """
     folder = make_model(tmp_path_factory.mktemp("models") / "echo")
     ends: list[Callable[[], None]] = []
@@ -165,6 +171,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
         keys: Sequence[str] = (),
         admin_key: str | None = None,
         template: str | None = None,
+        plugin: object | None = None,
         **options: Any,
     ) -> Running:
         up, servers, failed = threading.Event(), [], []
@@ -176,6 +183,8 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
             echo, plugins = EchoEngine([END_ID]), PluginManager()
             plugins.load()
+            if plugin is not None:
+                plugins.register(plugin, "tested")
             release = threading.Event()
             if not loading:
                 release.set()
@@ -189,7 +198,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
             service = Service(engine, "echo")
             ring = options.pop("ring", None) or KeyRing.of(keys, admin_key)
             app = make_app(service, plugins, ring=ring, **options)
-            await app.state.documents.start()
+            await app.state.operations.documents.start()
             web = Web.of(app)
             # A client whose idle connection is closed while it sends a request gets no response.
             web.config.timeout_keep_alive = 10**9
@@ -206,12 +215,12 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
                 text = resolve(plugins.get("pipelines", "text").pipeline)
                 service.models["echo"] = {"text": text(model, engine)}
                 service.served["echo"] = model
-                app.state.documents.run_jobs()
+                app.state.operations.documents.run_jobs()
             while not web.started:
                 await asyncio.sleep(0.01)
             loop = asyncio.get_running_loop()
             assert isinstance(loop, MovableLoop)
-            servers.append(Running(url_of(listener), echo, service, plugins, loop))
+            servers.append(Running(url_of(listener), echo, service, plugins, app, loop))
 
             def end() -> None:
                 release.set()
@@ -220,7 +229,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
             stop["now"] = lambda: loop.call_soon_threadsafe(end)
             up.set()
             await serving
-            await app.state.documents.close()
+            await app.state.operations.documents.close()
             await starting
             await engine.close()
             listener.close()

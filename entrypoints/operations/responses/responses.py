@@ -22,7 +22,6 @@ from ostro.core.pipeline import TextRequest
 from ostro.entrypoints.operations.caller import ANYONE, Caller
 from ostro.entrypoints.operations.conversations import Conversations
 from ostro.entrypoints.operations.jobs import Job
-from ostro.entrypoints.operations.operations import Operations
 from ostro.entrypoints.operations.responses.builder import ResponseBuilder
 from ostro.entrypoints.operations.responses.chat import without_orphans
 from ostro.entrypoints.operations.responses.events import (
@@ -55,6 +54,7 @@ from ostro.entrypoints.operations.responses.response import (
 from ostro.entrypoints.operations.responses.store import JOB_KIND, ResponseStore
 from ostro.entrypoints.operations.state import State
 from ostro.entrypoints.operations.text import Generation
+from ostro.entrypoints.operations.text_operations import TextOperations
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 0.1
@@ -65,7 +65,7 @@ class Responses:
     """The responses of callers. Methods raise as `State`; a caller finds its own responses only."""
 
     def __init__(
-        self, state: State, operations: Operations, notify: Callable[[], None] = lambda: None
+        self, state: State, operations: TextOperations, notify: Callable[[], None] = lambda: None
     ) -> None:
         """notify: called after a response in the background is created or cancelled."""
         self.state, self.operations, self.notify = state, operations, notify

@@ -9,20 +9,9 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta, Raw
-from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
 
 from ostro.errors import RequestError
-from ostro.http import (
-    Batch,
-    BatchResult,
-    RequestBatches,
-    batches_of,
-    caller_of,
-    parse_query,
-    read_request,
-    respond,
-)
+from ostro.http import Batch, BatchResult, Caller, Content, Operations, RequestBatches, base_url
 from ostro.plugins.apis.anthropic.responses import AnthropicError, AnthropicErrorDetail
 from ostro.plugins.apis.anthropic.schema import UNSUPPORTED, Strict
 
@@ -129,9 +118,10 @@ class MessageBatchIndividualResponse(msgspec.Struct, kw_only=True):
     result: SucceededResult | ErroredResult | CanceledResult | ExpiredResult
 
 
-async def create_batch(request: Request) -> Response:
+async def create_batch(
+    operations: Operations, caller: Caller, body: MessageBatchRequest
+) -> MessageBatch:
     """Run several requests at low priority."""
-    body = await read_request(request, MessageBatchRequest, MAX_REQUESTS)
     [(id, count)] = Counter(each.custom_id for each in body.requests).most_common(1)
     if count > 1:
         raise RequestError(
@@ -139,56 +129,56 @@ async def create_batch(request: Request) -> Response:
             param="requests",
         )
     lines = ((each.custom_id, each.params) for each in body.requests)
-    batch = await stored(request).submit(URL, lines, caller_of(request))
-    return respond(200, message_batch(request, batch))
+    return message_batch(await batches_of(operations).submit(URL, lines, caller))
 
 
-async def list_batches(request: Request) -> Response:
+async def list_batches(
+    operations: Operations, caller: Caller, params: MessageBatchListParams
+) -> MessageBatchPage:
     """List batches, newest first."""
-    wanted = parse_query(request, MessageBatchListParams)
-    if wanted.after_id is not None and wanted.before_id is not None:
+    after, before = params.after_id, params.before_id
+    if after is not None and before is not None:
         raise RequestError("before_id: expected only one of after_id and before_id")
-    name = "after_id" if wanted.before_id is None else "before_id"
     try:
-        page = await stored(request).page(
-            wanted.after_id, wanted.before_id, wanted.limit, caller_of(request)
-        )
+        page = await batches_of(operations).page(after, before, params.limit, caller)
     except RequestError as error:
-        cursor = getattr(wanted, name)
+        name, cursor = ("after_id", after) if before is None else ("before_id", before)
         raise RequestError(f"{name}: {cursor!r:.80} is not an id of this list") from error
-    data = [message_batch(request, batch) for batch in page.batches]
-    found = MessageBatchPage(
+    data = [message_batch(batch) for batch in page.batches]
+    return MessageBatchPage(
         data=data,
         has_more=page.has_more,
         first_id=data[0].id if data else None,
         last_id=data[-1].id if data else None,
     )
-    return respond(200, found)
 
 
-async def get_batch(request: Request) -> Response:
+async def get_batch(
+    operations: Operations, caller: Caller, request: None, *, id: str
+) -> MessageBatch:
     """Describe a batch."""
-    batch = await stored(request).get(request.path_params["id"], caller_of(request))
-    return respond(200, message_batch(request, batch))
+    return message_batch(await batches_of(operations).get(id, caller))
 
 
-async def cancel_batch(request: Request) -> Response:
+async def cancel_batch(
+    operations: Operations, caller: Caller, request: None, *, id: str
+) -> MessageBatch:
     """Cancel a batch. Requests that have not run get the result `canceled`."""
-    batch = await stored(request).cancel(request.path_params["id"], caller_of(request))
-    return respond(200, message_batch(request, batch))
+    return message_batch(await batches_of(operations).cancel(id, caller))
 
 
-async def delete_batch(request: Request) -> Response:
+async def delete_batch(
+    operations: Operations, caller: Caller, request: None, *, id: str
+) -> DeletedMessageBatch:
     """Delete a batch that has ended, with its results."""
-    id = request.path_params["id"]
-    await stored(request).delete(id, caller_of(request))
-    return respond(200, DeletedMessageBatch(id=id))
+    await batches_of(operations).delete(id, caller)
+    return DeletedMessageBatch(id=id)
 
 
-async def get_results(request: Request) -> Response:
+async def get_results(operations: Operations, caller: Caller, request: None, *, id: str) -> Content:
     """Return the results of a batch that has ended, in the order of its requests."""
-    results = await stored(request).results(request.path_params["id"], caller_of(request))
-    return StreamingResponse(encoded(results), media_type=JSONL)
+    results = await batches_of(operations).results(id, caller)
+    return Content(data=encoded(results), media_type=JSONL)
 
 
 async def encoded(results: AsyncIterator[BatchResult]) -> AsyncIterator[bytes]:
@@ -197,9 +187,9 @@ async def encoded(results: AsyncIterator[BatchResult]) -> AsyncIterator[bytes]:
         yield msgspec.json.encode(individual_response(each)) + b"\n"
 
 
-def stored(request: Request) -> RequestBatches:
+def batches_of(operations: Operations) -> RequestBatches:
     """Return the batches of the server."""
-    return batches_of(request, KIND)
+    return operations.documents.batches_of(KIND)
 
 
 def individual_response(found: BatchResult) -> MessageBatchIndividualResponse:
@@ -221,10 +211,10 @@ def individual_response(found: BatchResult) -> MessageBatchIndividualResponse:
     return MessageBatchIndividualResponse(custom_id=found.custom_id, result=result)
 
 
-def message_batch(request: Request, batch: Batch) -> MessageBatch:
+def message_batch(batch: Batch) -> MessageBatch:
     """Return a batch in Anthropic's form."""
     times = batch.times
-    url = f"{request.base_url}{URL.lstrip('/')}/batches/{batch.id}/results"
+    url = f"{base_url()}{URL.lstrip('/')}/batches/{batch.id}/results"
     status: Literal["in_progress", "canceling", "ended"] = "in_progress"
     if batch.ended:
         status = "ended"

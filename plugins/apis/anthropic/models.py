@@ -8,11 +8,9 @@ from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
-from starlette.requests import Request
-from starlette.responses import Response
 
 from ostro.errors import RequestError
-from ostro.http import ModelEntry, caller_of, operations_of, respond
+from ostro.http import Caller, ModelEntry, Operations
 
 
 class ModelListParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -22,6 +20,15 @@ class ModelListParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     before_id: str | None = None
     limit: Annotated[int, Meta(ge=1, le=1000)] = 20
     lifecycle: list[Literal["active", "deprecated", "retired"]] | None = None
+
+
+class ModelListQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The texts of `ModelListParams`; one of `lifecycle` may be a list with commas."""
+
+    after_id: str | None = None
+    before_id: str | None = None
+    limit: str | None = None
+    lifecycle: list[str] | None = None
 
 
 class AnthropicModel(msgspec.Struct, kw_only=True):
@@ -45,29 +52,30 @@ class AnthropicModelPage(msgspec.Struct, kw_only=True):
     last_id: str | None
 
 
-async def list_models(request: Request) -> Response:
+async def list_models(
+    operations: Operations, caller: Caller, query: ModelListQuery
+) -> AnthropicModelPage:
     """List the models, followed by their adapters."""
-    wanted = read_query(request)
-    found = await operations_of(request).models(caller_of(request))
-    active = wanted.lifecycle is None or "active" in wanted.lifecycle
-    return respond(200, page(found if active else [], wanted))
+    params = list_params(query)
+    active = params.lifecycle is None or "active" in params.lifecycle
+    entries = await operations.models(caller)
+    return page(entries if active else [], params)
 
 
-async def get_model(request: Request) -> Response:
+async def get_model(
+    operations: Operations, caller: Caller, request: None, *, id: str
+) -> AnthropicModel:
     """Describe a model or an adapter."""
-    entry = operations_of(request).model(request.path_params["id"], caller_of(request))
-    return respond(200, card(entry))
+    return card(operations.model(id, caller))
 
 
-def read_query(request: Request) -> ModelListParams:
-    """Return the parameters of the query string. Raises RequestError for invalid ones."""
-    given = dict(request.query_params)
-    lifecycle = [x for x in request.query_params.getlist("lifecycle") for x in x.split(",")]
-    lifecycle += request.query_params.getlist("lifecycle[]")
-    given.pop("lifecycle[]", None)
+def list_params(query: ModelListQuery) -> ModelListParams:
+    """Return the parameters in a query. Raises RequestError for invalid ones."""
+    given = {k: v for k, v in msgspec.structs.asdict(query).items() if v is not None}
+    if query.lifecycle is not None:
+        given["lifecycle"] = [part for text in query.lifecycle for part in text.split(",")]
     try:
-        listed = {"lifecycle": lifecycle} if lifecycle else {}
-        return msgspec.convert({**given, **listed}, ModelListParams, strict=False)
+        return msgspec.convert(given, ModelListParams, strict=False)
     except msgspec.ValidationError as error:
         raise RequestError(f"the query is malformed: {error}") from None
 

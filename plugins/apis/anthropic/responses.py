@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -115,8 +115,6 @@ class AssistantMessage(msgspec.Struct, kw_only=True):
 
 class StreamEvent(msgspec.Struct, kw_only=True, tag_field="type"):
     """An event of a stream. `type` is its name."""
-
-    media_type: ClassVar[str] = "text/event-stream"
 
 
 class MessageStart(StreamEvent, kw_only=True, tag="message_start"):

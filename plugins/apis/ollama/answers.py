@@ -204,16 +204,16 @@ async def whole(generation: Generation, clock: Clock, model: str, form: Form) ->
 
 async def lines(
     generation: Generation, clock: Clock, model: str, form: Form
-) -> AsyncGenerator[bytes, None]:
-    """Yield a generation as lines of JSON. The last one has `done` and no text."""
-    async with aclosing(parts(generation, clock)) as found:
-        async for part in found:
+) -> AsyncGenerator[OllamaTimings, None]:
+    """Yield the lines of a streamed generation. The last one has `done` and no text."""
+    async with aclosing(parts(generation, clock)) as pieces:
+        async for part in pieces:
             finish, part.finish = part.finish, ""
             if part != Part():
-                yield line(form(part, head(model)))
+                yield form(part, head(model))
             if finish:
                 end = {"done": True, "done_reason": finish, **clock.fields(generation)}
-                yield line(form(Part(), {**head(model), **end}))
+                yield form(Part(), {**head(model), **end})
 
 
 def loaded(model: str, form: Form) -> OllamaTimings:
@@ -230,8 +230,3 @@ def timestamp(nanoseconds: int) -> str:
     """Return a time since 1970 in the form of RFC 3339, with nanoseconds."""
     seconds, rest = divmod(nanoseconds, 10**9)
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:09d}Z"
-
-
-def line(content: Any) -> bytes:
-    """Return a line of a stream."""
-    return msgspec.json.encode(content) + b"\n"

@@ -3,36 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import numpy as np
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
 
 from ostro import Route
-from ostro.errors import (
-    ContextLengthExceeded,
-    NotFound,
-    OstroError,
-    Overloaded,
-    RequestError,
-    Unsupported,
-)
+from ostro.errors import ContextLengthExceeded, NotFound, Overloaded, RequestError, Unsupported
 from ostro.http import (
+    JSON_LINES,
+    Caller,
+    Content,
     EmbeddingRequest,
     Embeddings,
-    EventStream,
     Generation,
+    Handler,
     ModelEntry,
-    caller_of,
-    error_content_of,
-    operations_of,
-    read_request,
-    respond,
-    unless_disconnected,
+    Operations,
+    RequestBody,
 )
 from ostro.pipelines import parse_request
 from ostro.plugins.apis.ollama.answers import (
@@ -40,7 +30,6 @@ from ostro.plugins.apis.ollama.answers import (
     Form,
     chat_form,
     generate_form,
-    line,
     lines,
     loaded,
     whole,
@@ -49,7 +38,6 @@ from ostro.plugins.apis.ollama.catalogue import info_of, model_of, running_model
 from ostro.plugins.apis.ollama.conversion import chat_fields, completion_fields, prompt_fields
 from ostro.plugins.apis.ollama.options import SAMPLING, check_options
 from ostro.plugins.apis.ollama.schema import (
-    NDJSON,
     OllamaChatRequest,
     OllamaChatResponse,
     OllamaEmbeddingsRequest,
@@ -65,6 +53,7 @@ from ostro.plugins.apis.ollama.schema import (
     OllamaRunningModels,
     OllamaShowRequest,
     OllamaTarget,
+    OllamaTimings,
     OllamaVersion,
 )
 
@@ -74,7 +63,8 @@ MAX_INPUTS = 2048
 """Texts of one request to embed, as for /v1/embeddings."""
 LATEST = ":latest"
 """The tag that Ollama's clients add to a name without one."""
-HEADERS = [(b"content-type", NDJSON.encode()), (b"cache-control", b"no-cache")]
+BODY = RequestBody(any_type=True)
+"""Ollama accepts JSON of any content type, such as that of `curl -d`."""
 MANAGED = {
     "POST /api/pull": "pull",
     "POST /api/push": "push",
@@ -89,54 +79,50 @@ OPTIONS = {field: name for name, field in SAMPLING.items() if field != name}
 
 Convert = Callable[[Any, ModelEntry], dict[str, Any]]
 """Converts a request to the fields of a chat or completion request."""
+Answer = OllamaTimings | AsyncGenerator[OllamaTimings, None]
+"""A whole response, or the lines of a stream."""
 
 
-async def chat(request: Request) -> Response:
+async def chat(operations: Operations, caller: Caller, body: OllamaChatRequest) -> Answer:
     """Continue a conversation."""
-    body = await read_request(request, OllamaChatRequest, any_type=True)
     if not body.messages:
-        return load(request, body, chat_form)
-    return await generate_with(request, body, chat_fields, chat_form)
+        return load(operations, caller, body, chat_form)
+    return await generate_with(operations, caller, body, chat_fields, chat_form)
 
 
-async def generate(request: Request) -> Response:
+async def generate(operations: Operations, caller: Caller, body: OllamaGenerateRequest) -> Answer:
     """Answer a prompt, or continue it without a chat template."""
-    body = await read_request(request, OllamaGenerateRequest, any_type=True)
     if not body.prompt:
-        return load(request, body, generate_form)
-    is_raw = body.raw or body.suffix
-    return await generate_with(
-        request, body, completion_fields if is_raw else prompt_fields, generate_form
-    )
+        return load(operations, caller, body, generate_form)
+    convert = completion_fields if body.raw or body.suffix else prompt_fields
+    return await generate_with(operations, caller, body, convert, generate_form)
 
 
-def load(request: Request, body: OllamaGeneration, form: Form) -> Response:
+def load(
+    operations: Operations, caller: Caller, body: OllamaGeneration, form: Form
+) -> OllamaTimings:
     """Respond to a request without a prompt: all models are in memory."""
-    entry_of(request, body.model)
-    if not operations_of(request).service.ready:
+    entry_of(operations, caller, body.model)
+    if not operations.service.ready:
         raise Overloaded("the model is still loading; see /ready")
-    return respond(200, loaded(body.model, form))
+    return loaded(body.model, form)
 
 
 async def generate_with(
-    request: Request, body: OllamaGeneration, convert: Convert, form: Form
-) -> Response:
+    operations: Operations, caller: Caller, body: OllamaGeneration, convert: Convert, form: Form
+) -> Answer:
     """Respond with a generation, streamed unless the request says otherwise."""
     clock = Clock()
-    entry = entry_of(request, body.model)
+    entry = entry_of(operations, caller, body.model)
     fields = await asyncio.to_thread(convert, body, entry)
-    generation = await unless_disconnected(request, started(request, fields))
+    generation = await started(operations, caller, fields)
     if body.stream:
-        events = lines(generation, clock, body.model, form)
-        return EventStream(events, error_line, HEADERS, keep_alive=None)
-    return respond(
-        200, await unless_disconnected(request, whole(generation, clock, body.model, form))
-    )
+        return lines(generation, clock, body.model, form)
+    return await whole(generation, clock, body.model, form)
 
 
-async def started(request: Request, fields: dict[str, Any]) -> Generation:
+async def started(operations: Operations, caller: Caller, fields: dict[str, Any]) -> Generation:
     """Start a generation. Tokens to generate are limited to the rest of the context."""
-    operations, caller = operations_of(request), caller_of(request)
     is_chat = "messages" in fields
     kind = operations.chat_request if is_chat else operations.completion_request
     start = operations.chat if is_chat else operations.complete
@@ -148,33 +134,34 @@ async def started(request: Request, fields: dict[str, Any]) -> Generation:
     return await start(parse_request({**fields, "max_tokens": None}, kind), caller)
 
 
-async def embed(request: Request) -> Response:
+async def embed(
+    operations: Operations, caller: Caller, body: OllamaEmbedRequest
+) -> OllamaEmbedResponse:
     """Compute the vectors of texts, of length 1."""
     clock = Clock()
-    body = await read_request(request, OllamaEmbedRequest, MAX_INPUTS, any_type=True)
     fields = {"dimensions": body.dimensions}
-    found = await embedded(request, body, body.input, fields, truncate=body.truncate)
-    vectors = [] if found is None else unit_length(found.vectors)
-    content = OllamaEmbedResponse(
+    result = await embedded(operations, caller, body, body.input, fields, truncate=body.truncate)
+    return OllamaEmbedResponse(
         model=body.model,
-        embeddings=vectors,
+        embeddings=[] if result is None else unit_length(result.vectors),
         total_duration=clock.elapsed(),
         load_duration=0,
-        prompt_eval_count=0 if found is None else found.tokens,
+        prompt_eval_count=0 if result is None else result.tokens,
     )
-    return respond(200, content)
 
 
-async def embeddings(request: Request) -> Response:
+async def embeddings(
+    operations: Operations, caller: Caller, body: OllamaEmbeddingsRequest
+) -> OllamaEmbeddingsResponse:
     """Compute the vector of a text, as the model returns it."""
-    body = await read_request(request, OllamaEmbeddingsRequest, any_type=True)
-    found = await embedded(request, body, body.prompt, {})
-    vector = [] if found is None else found.vectors[0].tolist()
-    return respond(200, OllamaEmbeddingsResponse(embedding=vector))
+    result = await embedded(operations, caller, body, body.prompt, {})
+    vector = [] if result is None else result.vectors[0].tolist()
+    return OllamaEmbeddingsResponse(embedding=vector)
 
 
 async def embedded(
-    request: Request,
+    operations: Operations,
+    caller: Caller,
     body: OllamaTarget,
     inputs: str | list[str],
     fields: dict[str, Any],
@@ -186,7 +173,7 @@ async def embedded(
     With `truncate`, longer texts are truncated to `num_ctx` tokens, or to the context. Raises
     Unsupported for `num_ctx` without it.
     """
-    operations, entry = operations_of(request), entry_of(request, body.model)
+    entry = entry_of(operations, caller, body.model)
     check_options(body.options, entry)
     most = body.options.num_ctx
     if most is not None and not truncate:
@@ -200,8 +187,7 @@ async def embedded(
     length = (most or -1) if truncate else 0
     given = {"model": entry.id, "input": inputs, "truncate_prompt_tokens": length}
     given |= {**adapters, **fields}
-    work = operations.embed(parse_request(given, EmbeddingRequest), caller_of(request))
-    return await unless_disconnected(request, work)
+    return await operations.embed(parse_request(given, EmbeddingRequest), caller)
 
 
 def unit_length(vectors: Any) -> list[list[float]]:
@@ -211,42 +197,43 @@ def unit_length(vectors: Any) -> list[list[float]]:
     return normal
 
 
-async def tags(request: Request) -> Response:
+async def tags(operations: Operations, caller: Caller, request: None) -> OllamaModels:
     """List the models, followed by their adapters."""
-    found = await operations_of(request).models(caller_of(request))
-    return respond(200, OllamaModels(models=[model_of(entry) for entry in found]))
+    entries = await operations.models(caller)
+    return OllamaModels(models=[model_of(entry) for entry in entries])
 
 
-async def running(request: Request) -> Response:
+async def running(operations: Operations, caller: Caller, request: None) -> OllamaRunningModels:
     """List the loaded models, followed by their adapters."""
-    found = await operations_of(request).models(caller_of(request))
-    ready = [entry for entry in found if entry.served is not None]
-    return respond(200, OllamaRunningModels(models=[running_model_of(entry) for entry in ready]))
+    entries = await operations.models(caller)
+    ready = [entry for entry in entries if entry.served is not None]
+    return OllamaRunningModels(models=[running_model_of(entry) for entry in ready])
 
 
-async def show(request: Request) -> Response:
+async def show(operations: Operations, caller: Caller, body: OllamaShowRequest) -> OllamaModelInfo:
     """Describe a model or an adapter."""
-    body = await read_request(request, OllamaShowRequest, any_type=True)
     name = body.model or body.name
     if not name:
         raise RequestError("model is missing", param="model")
-    return respond(200, info_of(entry_of(request, name)))
+    return info_of(entry_of(operations, caller, name))
 
 
-async def version(request: Request) -> Response:
+async def version(operations: Operations, caller: Caller, request: None) -> OllamaVersion:
     """Return the version of Ollama whose API this is."""
-    return respond(200, OllamaVersion(version=VERSION))
+    return OllamaVersion(version=VERSION)
 
 
-async def root(request: Request) -> Response:
+async def root(operations: Operations, caller: Caller, request: None) -> Content:
     """Answer clients that look for a running Ollama."""
-    return PlainTextResponse("Ollama is running")
+    return Content(data=b"Ollama is running", media_type="text/plain; charset=utf-8")
 
 
-def managed(action: str) -> Callable[[Request], Any]:
-    """Return an endpoint that raises Unsupported for an action on Ollama's library."""
+def managed(action: str) -> Handler:
+    """Return a handler that raises Unsupported for an action on Ollama's library."""
 
-    async def reject(request: Request) -> Response:
+    async def reject(
+        operations: Operations, caller: Caller, request: None, /, **parameters: str
+    ) -> NoReturn:
         raise Unsupported(
             f"{action} is not supported: the models are chosen when the server starts, with "
             "`ostro serve -m REF`; `ostro pull REF` downloads one"
@@ -256,9 +243,8 @@ def managed(action: str) -> Callable[[Request], Any]:
     return reject
 
 
-def entry_of(request: Request, name: str) -> ModelEntry:
+def entry_of(operations: Operations, caller: Caller, name: str) -> ModelEntry:
     """Return the model of a name, with or without the tag "latest". Raises NotFound."""
-    operations, caller = operations_of(request), caller_of(request)
     short = name.removesuffix(LATEST)
     if short != name:
         with suppress(NotFound):  # an adapter may have the name "latest"
@@ -278,82 +264,83 @@ def ollama_error(status: int, message: str, code: str | None, param: str | None)
     return OllamaError(error=message)
 
 
-def error_line(error: OstroError) -> bytes:
-    """Return the line of an error in a stream."""
-    found = error_content_of(error).error
-    return line(ollama_error(error.status, found.message, found.code, found.param))
-
-
 def routes() -> list[Route]:
     """Return the routes."""
     found = [
         Route(
             name="POST /api/chat",
-            endpoint=chat,
+            handler=chat,
             request=OllamaChatRequest,
+            body=BODY,
             response=OllamaChatResponse,
             events=OllamaChatResponse,
+            event_format=JSON_LINES,
             errors=ollama_error,
             example={"model": "default", "messages": [{"role": "user", "content": "Hello"}]},
         ),
         Route(
             name="POST /api/generate",
-            endpoint=generate,
+            handler=generate,
             request=OllamaGenerateRequest,
+            body=BODY,
             response=OllamaGenerateResponse,
             events=OllamaGenerateResponse,
+            event_format=JSON_LINES,
             errors=ollama_error,
             example={"model": "default", "prompt": "Why is the sky blue?", "stream": False},
         ),
         Route(
             name="POST /api/embed",
-            endpoint=embed,
+            handler=embed,
             request=OllamaEmbedRequest,
+            body=RequestBody(max_inputs=MAX_INPUTS, any_type=True),
             response=OllamaEmbedResponse,
             errors=ollama_error,
             example={"model": "default", "input": ["a text", "another text"]},
         ),
         Route(
             name="POST /api/embeddings",
-            endpoint=embeddings,
+            handler=embeddings,
             request=OllamaEmbeddingsRequest,
+            body=BODY,
             response=OllamaEmbeddingsResponse,
             errors=ollama_error,
             example={"model": "default", "prompt": "a text"},
         ),
         Route(
             name="POST /api/show",
-            endpoint=show,
+            handler=show,
             request=OllamaShowRequest,
+            body=BODY,
             response=OllamaModelInfo,
             errors=ollama_error,
             example={"model": "default"},
         ),
         Route(
             name="GET /api/tags",
-            endpoint=tags,
+            handler=tags,
             response=OllamaModels,
             errors=ollama_error,
             error_statuses=(),
         ),
         Route(
             name="GET /api/ps",
-            endpoint=running,
+            handler=running,
             response=OllamaRunningModels,
             errors=ollama_error,
             error_statuses=(),
         ),
         Route(
             name="GET /api/version",
-            endpoint=version,
+            handler=version,
             response=OllamaVersion,
             errors=ollama_error,
             error_statuses=(),
         ),
-        Route(name="GET /", endpoint=root, scope="open", response=["text/plain"]),
+        Route(name="GET /", handler=root, scope="open", response=["text/plain"]),
     ]
     for name, action in MANAGED.items():
         found.append(
-            Route(name=name, endpoint=managed(action), errors=ollama_error, error_statuses=(400,))
+            Route(name=name, handler=managed(action), errors=ollama_error, error_statuses=(400,))
         )
     return found

@@ -11,10 +11,6 @@ from msgspec import UNSET, UnsetType
 from ostro.pipelines import AdapterChoice, ModelTarget
 from ostro.plugins.apis.ollama.options import OllamaOptions
 
-NDJSON = "application/x-ndjson"
-"""Media type of a stream: one JSON object per line."""
-
-
 IMAGES = "image generation; use /v1/images/generations"
 
 
@@ -151,8 +147,6 @@ class OllamaTimings(msgspec.Struct, kw_only=True):
     The last response of a stream and a whole response have `done`, a reason ("stop", "length" or
     "load"), durations and token counts.
     """
-
-    media_type: ClassVar[str] = NDJSON
 
     model: str
     created_at: str

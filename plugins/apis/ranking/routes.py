@@ -10,23 +10,20 @@ from typing import Any
 import msgspec
 import numpy as np
 from msgspec import UNSET
-from starlette.requests import Request
-from starlette.responses import Response
 
 from ostro import Route
 from ostro.errors import RequestError
 from ostro.http import (
     MAX_INPUTS,
+    Caller,
     ClassifyRequest,
+    Operations,
     Pooled,
     PoolRequest,
+    RequestBody,
     RerankRequest,
     ScoreRequest,
-    caller_of,
-    operations_of,
-    read_request,
-    respond,
-    unless_disconnected,
+    request_id,
 )
 from ostro.plugins.apis.ranking import schema
 from ostro.plugins.apis.ranking.schema import (
@@ -40,71 +37,68 @@ from ostro.plugins.apis.ranking.schema import (
     ScoreResponse,
 )
 
+BODY = RequestBody(max_inputs=MAX_INPUTS)
+"""How the bodies of all routes are read."""
 DOCUMENTS_PER_UNIT = 100
 """Documents of a query that Cohere counts as one unit."""
 
 
-async def rerank(request: Request) -> Response:
+async def rerank(operations: Operations, caller: Caller, body: RerankBody) -> RerankResponse:
     """Rank documents by relevance to a query."""
-    body = await read_request(request, RerankBody, MAX_INPUTS)
-    asked = RerankRequest(
+    request = RerankRequest(
         query=body.query, documents=texts_of(body.documents), top_n=body.top_n, **body.target
     )
-    work = operations_of(request).rerank(asked, caller_of(request))
-    found = await unless_disconnected(request, work)
+    ranking = await operations.rerank(request, caller)
     results = [
         schema.RerankResult(
-            index=each.index,
-            relevance_score=each.score,
-            document=schema.Document(text=each.text) if body.return_documents else UNSET,
+            index=document.index,
+            relevance_score=document.score,
+            document=schema.Document(text=document.text) if body.return_documents else UNSET,
         )
-        for each in found.documents
+        for document in ranking.documents
     ]
-    return respond(200, RerankResponse(results=results, **shared(request, found, "rerank")))
+    return RerankResponse(results=results, **shared(ranking, "rerank"))
 
 
-async def cohere_rerank(request: Request) -> Response:
+async def cohere_rerank(
+    operations: Operations, caller: Caller, body: CohereRerankBody
+) -> CohereRerankResponse:
     """Rank documents by relevance to a query, as at Cohere."""
-    body = await read_request(request, CohereRerankBody, MAX_INPUTS)
     fields = {name: getattr(body, name) for name in ("documents", "top_n", "max_tokens_per_doc")}
-    asked = RerankRequest(query=body.query, **fields, **body.target)
-    work = operations_of(request).rerank(asked, caller_of(request))
-    found = await unless_disconnected(request, work)
-    response = CohereRerankResponse(
-        id=id_of(request, "rerank"),
+    request = RerankRequest(query=body.query, **fields, **body.target)
+    ranking = await operations.rerank(request, caller)
+    return CohereRerankResponse(
+        id=id_of("rerank"),
         results=[
-            schema.CohereResult(index=each.index, relevance_score=each.score)
-            for each in found.documents
+            schema.CohereResult(index=document.index, relevance_score=document.score)
+            for document in ranking.documents
         ],
         meta=schema.CohereMeta(
             api_version=schema.CohereVersion(),
             billed_units=schema.CohereUnits(search_units=search_units(len(body.documents))),
-            tokens=schema.CohereTokens(input_tokens=found.tokens),
+            tokens=schema.CohereTokens(input_tokens=ranking.tokens),
         ),
-        adapter_generations=UNSET if found.generations is None else found.generations,
+        adapter_generations=UNSET if ranking.generations is None else ranking.generations,
     )
-    return respond(200, response)
 
 
-async def score(request: Request) -> Response:
+async def score(operations: Operations, caller: Caller, body: ScoreBody) -> ScoreResponse:
     """Score pairs of texts by relevance or similarity."""
-    body = await read_request(request, ScoreBody, MAX_INPUTS)
-    asked = ScoreRequest(
+    request = ScoreRequest(
         queries=either(body, "text_1", "queries"),
         documents=either(body, "text_2", "documents"),
         **body.target,
     )
-    work = operations_of(request).score(asked, caller_of(request))
-    found = await unless_disconnected(request, work)
-    data = [schema.ScoreItem(index=index, score=x) for index, x in enumerate(found.scores)]
-    return respond(200, ScoreResponse(data=data, **listed(request, found, "score")))
+    scores = await operations.score(request, caller)
+    data = [schema.ScoreItem(index=index, score=x) for index, x in enumerate(scores.scores)]
+    return ScoreResponse(data=data, **listed(scores, "score"))
 
 
-async def classify(request: Request) -> Response:
+async def classify(
+    operations: Operations, caller: Caller, body: ClassifyRequest
+) -> schema.ClassifyResponse:
     """Compute the probabilities of a classifier's labels."""
-    body = await read_request(request, ClassifyRequest, MAX_INPUTS)
-    work = operations_of(request).classify(body, caller_of(request))
-    found = await unless_disconnected(request, work)
+    classification = await operations.classify(body, caller)
     data = [
         schema.ClassifyItem(
             index=index,
@@ -113,24 +107,21 @@ async def classify(request: Request) -> Response:
             num_classes=len(probs),
             labels=list(probs),
         )
-        for index, probs in enumerate(found.probabilities)
+        for index, probs in enumerate(classification.probabilities)
     ]
-    response = schema.ClassifyResponse(data=data, **listed(request, found, "classify"))
-    return respond(200, response)
+    return schema.ClassifyResponse(data=data, **listed(classification, "classify"))
 
 
-async def pooling(request: Request) -> Response:
+async def pooling(operations: Operations, caller: Caller, body: PoolingBody) -> PoolingResponse:
     """Compute the vector, or the probabilities of the labels, of each input."""
-    body = await read_request(request, PoolingBody, MAX_INPUTS)
     fields = {name: getattr(body, name) for name in ("input", "task", "dimensions", "prompt")}
-    work = operations_of(request).pool(PoolRequest(**fields, **body.target), caller_of(request))
-    found = await unless_disconnected(request, work)
+    rows = await operations.pool(PoolRequest(**fields, **body.target), caller)
     packed = body.encoding_format == "base64"
     data = [
         schema.PoolingItem(index=index, data=pack(row) if packed else row.tolist())
-        for index, row in enumerate(found.rows)
+        for index, row in enumerate(rows.rows)
     ]
-    return respond(200, PoolingResponse(data=data, **listed(request, found, "pool")))
+    return PoolingResponse(data=data, **listed(rows, "pool"))
 
 
 def pack(row: Any) -> str:
@@ -164,24 +155,24 @@ def either(body: msgspec.Struct, *names: str) -> list[str]:
     return [value] if isinstance(value, str) else value
 
 
-def id_of(request: Request, kind: str) -> str:
+def id_of(kind: str) -> str:
     """Return the id of a response."""
-    return f"{kind}-{request.state.request_id}"
+    return f"{kind}-{request_id()}"
 
 
-def shared(request: Request, found: Pooled, kind: str) -> dict[str, Any]:
+def shared(pooled: Pooled, kind: str) -> dict[str, Any]:
     """Return the fields of a `PooledBody`."""
     return {
-        "id": id_of(request, kind),
-        "model": found.model,
-        "usage": schema.PoolingUsage(prompt_tokens=found.tokens, total_tokens=found.tokens),
-        "adapter_generations": UNSET if found.generations is None else found.generations,
+        "id": id_of(kind),
+        "model": pooled.model,
+        "usage": schema.PoolingUsage(prompt_tokens=pooled.tokens, total_tokens=pooled.tokens),
+        "adapter_generations": UNSET if pooled.generations is None else pooled.generations,
     }
 
 
-def listed(request: Request, found: Pooled, kind: str) -> dict[str, Any]:
+def listed(pooled: Pooled, kind: str) -> dict[str, Any]:
     """Return the fields of a `PooledList`."""
-    return {"created": int(time.time()), **shared(request, found, kind)}
+    return {"created": int(time.time()), **shared(pooled, kind)}
 
 
 RERANK = {"query": "capitals", "documents": ["Paris", "a pear"], "top_n": 1}
@@ -191,36 +182,41 @@ RERANK = {"query": "capitals", "documents": ["Paris", "a pear"], "top_n": 1}
 def routes() -> list[Route]:
     """Return the routes. The names with and without /v1 are the same."""
     jina: dict[str, Any] = {
-        "endpoint": rerank,
+        "handler": rerank,
         "request": RerankBody,
+        "body": BODY,
         "response": RerankResponse,
         "errors": schema.jina_error,
         "example": RERANK,
     }
     scoring: dict[str, Any] = {
-        "endpoint": score,
+        "handler": score,
         "request": ScoreBody,
+        "body": BODY,
         "response": ScoreResponse,
         "example": {"text_1": "capitals", "text_2": ["Paris", "a pear"]},
     }
     labels: dict[str, Any] = {
-        "endpoint": classify,
+        "handler": classify,
         "request": ClassifyRequest,
+        "body": BODY,
         "response": schema.ClassifyResponse,
         "example": {"input": "a wonderful film"},
     }
     cohere = Route(
         name="POST /v2/rerank",
-        endpoint=cohere_rerank,
+        handler=cohere_rerank,
         request=CohereRerankBody,
+        body=BODY,
         response=CohereRerankResponse,
         errors=schema.cohere_error,
         example=RERANK,
     )
     pool = Route(
         name="POST /pooling",
-        endpoint=pooling,
+        handler=pooling,
         request=PoolingBody,
+        body=BODY,
         response=PoolingResponse,
         example={"input": ["a text", "another text"]},
     )

@@ -6,19 +6,9 @@ llama.cpp's.
 
 from __future__ import annotations
 
-from starlette.requests import Request
-from starlette.responses import Response
-
 from ostro import Route
-from ostro.http import (
-    DetokenizeRequest,
-    Operations,
-    caller_of,
-    operations_of,
-    read_request,
-    respond,
-    unless_disconnected,
-)
+from ostro.http import Caller, DetokenizeRequest, Operations
+from ostro.pipelines import TextRequest
 from ostro.plugins.apis.text_tools.schema import (
     PromptResponse,
     TokenizeBody,
@@ -30,37 +20,33 @@ from ostro.plugins.apis.text_tools.schema import (
 )
 
 
-async def tokenize(request: Request) -> Response:
+async def tokenize(operations: Operations, caller: Caller, body: TokenizeBody) -> TokenizeResponse:
     """Convert a text or a conversation to token ids."""
-    operations = operations_of(request)
-    body = await read_request(request, TokenizeBody)
-    asked = chat_of(body, operations.chat_request) if has_messages(body) else text_of(body)
-    work = operations.tokenize(asked, caller_of(request))
-    found = await unless_disconnected(request, work)
+    request = chat_of(body, operations.chat_request) if has_messages(body) else text_of(body)
+    tokens = await operations.tokenize(request, caller)
     response = TokenizeResponse(
-        count=len(found.tokens),
-        max_model_len=found.context,
-        tokens=pieces_of(found) if body.with_pieces else [*found.tokens],
+        count=len(tokens.tokens),
+        max_model_len=tokens.context,
+        tokens=pieces_of(tokens) if body.with_pieces else [*tokens.tokens],
     )
     if body.return_token_strs:
-        response.token_strs = [found.tokenizer.token(token) for token in found.tokens]
-    return respond(200, response)
+        response.token_strs = [tokens.tokenizer.token(token) for token in tokens.tokens]
+    return response
 
 
-async def detokenize(request: Request) -> Response:
+async def detokenize(
+    operations: Operations, caller: Caller, body: DetokenizeRequest
+) -> PromptResponse:
     """Convert token ids to text."""
-    body = await read_request(request, DetokenizeRequest)
-    work = operations_of(request).detokenize(body, caller_of(request))
-    text = await unless_disconnected(request, work)
-    return respond(200, PromptResponse(prompt=text, content=text))
+    text = await operations.detokenize(body, caller)
+    return PromptResponse(prompt=text, content=text)
 
 
-async def apply_template(request: Request) -> Response:
+async def apply_template(
+    operations: Operations, caller: Caller, body: TextRequest
+) -> PromptResponse:
     """Return the prompt of a chat as text."""
-    operations = operations_of(request)
-    body = await read_request(request, operations.chat_request)
-    work = operations.render(body, caller_of(request))
-    return respond(200, PromptResponse(prompt=await unless_disconnected(request, work)))
+    return PromptResponse(prompt=await operations.render(body, caller))
 
 
 def routes(operations: Operations) -> list[Route]:
@@ -68,21 +54,21 @@ def routes(operations: Operations) -> list[Route]:
     return [
         Route(
             name="POST /tokenize",
-            endpoint=tokenize,
+            handler=tokenize,
             request=TokenizeBody,
             response=TokenizeResponse,
             example={"prompt": "hello world"},
         ),
         Route(
             name="POST /detokenize",
-            endpoint=detokenize,
+            handler=detokenize,
             request=DetokenizeRequest,
             response=PromptResponse,
             example={"tokens": [1, 2]},
         ),
         Route(
             name="POST /apply-template",
-            endpoint=apply_template,
+            handler=apply_template,
             request=operations.chat_request,
             response=PromptResponse,
             example={"messages": [{"role": "user", "content": "hello"}]},

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from ostro.core.errors import ConfigError, EngineDied, RequestError
-from ostro.entrypoints.http.errors import error_content, error_content_of, respond_to
+from ostro.entrypoints.http.errors import respond_to
+from ostro.entrypoints.operations.errors import error_content, error_content_of
 from ostro.entrypoints.operations.quotas import RateLimited
 
 

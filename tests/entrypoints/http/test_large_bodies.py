@@ -20,9 +20,10 @@ from starlette.routing import Route
 
 from ostro.core.errors import RequestError, Unsupported, nearest
 from ostro.entrypoints.http import body as bodies
-from ostro.entrypoints.http import budget, json_scanner
-from ostro.entrypoints.http.body import decode, decode_object
+from ostro.entrypoints.http import budget
 from ostro.entrypoints.http.errors import HANDLERS
+from ostro.entrypoints.operations import decoding, json_scanner
+from ostro.entrypoints.operations.decoding import decode, decode_object
 from ostro.entrypoints.operations.service import Service
 from ostro.plugins.pipelines.text.pipeline import size_of_json
 from ostro.plugins.pipelines.text.schema import CompletionRequest
@@ -201,7 +202,7 @@ def test_errors_of_fields(body: str, param: str | None) -> None:
 
 
 def test_an_accepted_body_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "decode_members", None)
+    monkeypatch.setattr(decoding, "decode_members", None)
     given = r'{"prompt": [1, 2], "t\u006fp_k": 5, "n": null, "adapters": ["a", {"name": "b"}]}'
     request = decode(given.encode(), CompletionRequest)
     assert (request.prompt, request.top_k, request.n) == ([1, 2], 5, None)

@@ -13,24 +13,26 @@ from msgspec import inspect
 
 from ostro.core.pipeline import AdapterChoice, StreamOptions, parse
 from ostro.entrypoints import http, operations
-from ostro.entrypoints.http.admin import LoadRequest, UnloadRequest
-from ostro.entrypoints.http.body import decode
-from ostro.entrypoints.http.model_admin import (
+from ostro.entrypoints.api import openai
+from ostro.entrypoints.api import server as server_api
+from ostro.entrypoints.api.openai.models import ModelListRequest
+from ostro.entrypoints.api.openai.responses import RetrieveRequest
+from ostro.entrypoints.api.openai.speech import VoicesRequest
+from ostro.entrypoints.api.openai.stored_chats import MessageListRequest
+from ostro.entrypoints.api.server.adapters import LoadRequest, UnloadRequest
+from ostro.entrypoints.api.server.models import (
     IsqRequest,
     LoadModelRequest,
     ModelRequest,
     RequantizeRequest,
 )
-from ostro.entrypoints.http.openai import ModelListRequest
-from ostro.entrypoints.http.responses import RetrieveRequest
-from ostro.entrypoints.http.speech import VoicesRequest
-from ostro.entrypoints.http.stored_chats import MessageListRequest
 from ostro.entrypoints.operations.batches import BatchListRequest, BatchRequest
 from ostro.entrypoints.operations.conversations import (
     ConversationRequest,
     ItemsRequest,
     MetadataRequest,
 )
+from ostro.entrypoints.operations.decoding import decode
 from ostro.entrypoints.operations.files import ExpiresAfter, FileListRequest, FileRequest
 from ostro.entrypoints.operations.media import (
     ImageEditRequest,
@@ -80,7 +82,7 @@ REQUESTS: dict[type[msgspec.Struct], dict[str, Any]] = {
     TranscriptionRequest: {},
     VoicesRequest: {},
     ConversationRequest: {},
-    MetadataRequest: {},
+    MetadataRequest: {"metadata": None},
     ItemsRequest: {"items": []},
     RetrieveRequest: {},
     ChatListRequest: {},
@@ -108,7 +110,7 @@ REQUESTS: dict[type[msgspec.Struct], dict[str, Any]] = {
     RequantizeRequest: {},
     IsqRequest: {"ggml_type": "q8_0"},
 }
-WITHOUT_OPTIONAL = (IsqRequest, ItemsRequest, ModelListRequest, ModelRequest)
+WITHOUT_OPTIONAL = (IsqRequest, ItemsRequest, MetadataRequest, ModelListRequest, ModelRequest)
 NESTED: dict[type[msgspec.Struct], dict[str, Any]] = {
     AdapterChoice: {},
     FilePart: {},
@@ -132,7 +134,7 @@ def request_types() -> set[type[msgspec.Struct]]:
 
     names = [
         f"{package.__name__}.{file.stem}"
-        for package in (http, operations)
+        for package in (http, operations, openai, server_api)
         for file in sorted(Path(package.__path__[0]).glob("*.py"))
     ]
     modules = [schema, *(importlib.import_module(name) for name in names)]

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from ostro.core.messages.outputs import TokenLogprobs
-from ostro.entrypoints.http.openai_types import named_logprobs
+from ostro.entrypoints.api.openai.types import named_logprobs
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
 HI = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"

@@ -12,7 +12,7 @@ from echo.generation import SCRIPT
 
 from ostro.core.messages.outputs import TokenLogprobs
 from ostro.core.messages.text import ChoiceEnd, Event, Text, Usage
-from ostro.entrypoints.http import openai_types
+from ostro.entrypoints.api.openai import types as openai_types
 from ostro.entrypoints.operations.text import ChoiceBuilder, Generation
 
 

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from echo.generation import ScriptedGeneration
 from echo.server import Running, Start
@@ -272,7 +273,7 @@ def streamed(*events: Event) -> list[dict[str, Any]]:
 
     async def main() -> list[dict[str, Any]]:
         found = lines(ScriptedGeneration(events), Clock(), "m", chat_form)  # type: ignore[arg-type]
-        return [json.loads(each) async for each in found]
+        return [msgspec.to_builtins(line) async for line in found]
 
     return asyncio.run(main())
 

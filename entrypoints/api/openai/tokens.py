@@ -5,14 +5,10 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
 
+from ostro.core.pipeline import TextRequest
 from ostro.core.records import Route
-from ostro.entrypoints.http.body import read_request
-from ostro.entrypoints.http.context import caller_of, operations_of
-from ostro.entrypoints.http.errors import respond
-from ostro.entrypoints.http.stream import unless_disconnected
+from ostro.entrypoints.operations.caller import Caller
 from ostro.entrypoints.operations.operations import Operations
 
 
@@ -23,12 +19,9 @@ class InputTokens(msgspec.Struct, kw_only=True):
     object: Literal["response.input_tokens"] = "response.input_tokens"
 
 
-async def count(request: Request) -> Response:
+async def count(operations: Operations, caller: Caller, body: TextRequest) -> InputTokens:
     """Count the prompt tokens of a chat."""
-    operations = operations_of(request)
-    body = await read_request(request, operations.chat_request)
-    work = operations.count(body, caller_of(request))
-    return respond(200, InputTokens(input_tokens=await unless_disconnected(request, work)))
+    return InputTokens(input_tokens=await operations.count(body, caller))
 
 
 def routes(operations: Operations) -> list[Route]:
@@ -36,7 +29,7 @@ def routes(operations: Operations) -> list[Route]:
     return [
         Route(
             name="POST /v1/chat/completions/input_tokens",
-            endpoint=count,
+            handler=count,
             request=operations.chat_request,
             response=InputTokens,
             example={"messages": [{"role": "user", "content": "hello"}]},

@@ -6,19 +6,15 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from starlette.requests import Request
-from starlette.responses import Response
 
 from ostro.core.errors import RequestError
 from ostro.core.pipeline import TextRequest
-from ostro.core.records import Route
-from ostro.entrypoints.http.context import caller_of, documents_of
-from ostro.entrypoints.http.conversations import read_metadata
-from ostro.entrypoints.http.errors import respond
-from ostro.entrypoints.http.openai_types import ChatCompletion
-from ostro.entrypoints.http.pages import ListPage, make_page
-from ostro.entrypoints.http.query import parse_query
+from ostro.core.records import RequestBody, Route
+from ostro.entrypoints.api.openai.pages import ListPage, make_page
+from ostro.entrypoints.api.openai.types import ChatCompletion
+from ostro.entrypoints.operations.caller import Caller
 from ostro.entrypoints.operations.conversations import MetadataRequest
+from ostro.entrypoints.operations.decoding import MAX_BYTES
 from ostro.entrypoints.operations.operations import Operations
 from ostro.entrypoints.operations.stored_chats import ChatListRequest, StoredChat
 
@@ -66,50 +62,53 @@ class ChatCompletionDeleted(msgspec.Struct, kw_only=True):
     object: Literal["chat.completion.deleted"] = "chat.completion.deleted"
 
 
-async def list_chats(request: Request) -> Response:
+async def list_chats(
+    operations: Operations, caller: Caller, request: ChatListRequest
+) -> ChatCompletionList:
     """List stored chat completions, oldest first."""
-    wanted = parse_query(request, ChatListRequest)
-    page = await documents_of(request).chats.list(wanted, caller_of(request))
+    page = await operations.documents.chats.list(request, caller)
     data = [completion_of(chat) for chat in page.chats]
-    return respond(200, make_page(ChatCompletionList, data, page.has_more))
+    return make_page(ChatCompletionList, data, page.has_more)
 
 
-async def get_chat(request: Request) -> Response:
+async def get_chat(
+    operations: Operations, caller: Caller, request: None, *, id: str
+) -> ChatCompletion:
     """Return a stored chat completion."""
-    chats = documents_of(request).chats
-    return respond(
-        200, completion_of(await chats.get(request.path_params["id"], caller_of(request)))
-    )
+    return completion_of(await operations.documents.chats.get(id, caller))
 
 
-async def update_chat(request: Request) -> Response:
+async def update_chat(
+    operations: Operations, caller: Caller, request: MetadataRequest, *, id: str
+) -> ChatCompletion:
     """Replace the metadata of a stored chat completion."""
-    metadata = (await read_metadata(request)).metadata or {}
-    chats, id = documents_of(request).chats, request.path_params["id"]
-    return respond(200, completion_of(await chats.update(id, metadata, caller_of(request))))
+    metadata = request.metadata or {}
+    return completion_of(await operations.documents.chats.update(id, metadata, caller))
 
 
-async def delete_chat(request: Request) -> Response:
+async def delete_chat(
+    operations: Operations, caller: Caller, request: None, *, id: str
+) -> ChatCompletionDeleted:
     """Delete a stored chat completion."""
-    id = request.path_params["id"]
-    await documents_of(request).chats.delete(id, caller_of(request))
-    return respond(200, ChatCompletionDeleted(id=id))
+    await operations.documents.chats.delete(id, caller)
+    return ChatCompletionDeleted(id=id)
 
 
-async def list_messages(request: Request) -> Response:
+async def list_messages(
+    operations: Operations, caller: Caller, request: MessageListRequest, *, id: str
+) -> StoredMessageList:
     """List the messages of a stored chat completion's request."""
-    wanted = parse_query(request, MessageListRequest)
-    chat = await documents_of(request).chats.get(request.path_params["id"], caller_of(request))
-    found = [message_of(chat, i) for i in range(len(chat.messages))]
-    if wanted.order == "desc":
-        found.reverse()
-    if wanted.after is not None:
-        ids = [message.id for message in found]
-        if wanted.after not in ids:
-            raise RequestError(f"{wanted.after!r:.80} is not an id of this list", param="after")
-        found = found[ids.index(wanted.after) + 1 :]
-    data, more = found[: wanted.limit], len(found) > wanted.limit
-    return respond(200, make_page(StoredMessageList, data, more))
+    chat = await operations.documents.chats.get(id, caller)
+    messages = [message_of(chat, i) for i in range(len(chat.messages))]
+    if request.order == "desc":
+        messages.reverse()
+    if request.after is not None:
+        ids = [message.id for message in messages]
+        if request.after not in ids:
+            raise RequestError(f"{request.after!r:.80} is not an id of this list", param="after")
+        messages = messages[ids.index(request.after) + 1 :]
+    data, more = messages[: request.limit], len(messages) > request.limit
+    return make_page(StoredMessageList, data, more)
 
 
 def stored_chat(body: TextRequest, completion: ChatCompletion) -> StoredChat:
@@ -155,21 +154,28 @@ def routes(operations: Operations) -> list[Route]:
         Route(
             name=f"GET {PATH}",
             error_statuses=(400, 503),
-            endpoint=list_chats,
+            handler=list_chats,
             request=ChatListRequest,
             response=ChatCompletionList,
         ),
-        Route(name=f"GET {one}", endpoint=get_chat, response=ChatCompletion),
+        Route(name=f"GET {one}", handler=get_chat, response=ChatCompletion),
         Route(
             name=f"POST {one}",
-            endpoint=update_chat,
+            handler=update_chat,
             request=MetadataRequest,
+            body=RequestBody(max_bytes=MAX_BYTES),
             response=ChatCompletion,
+            cancel_on_disconnect=False,
         ),
-        Route(name=f"DELETE {one}", endpoint=delete_chat, response=ChatCompletionDeleted),
+        Route(
+            name=f"DELETE {one}",
+            handler=delete_chat,
+            response=ChatCompletionDeleted,
+            cancel_on_disconnect=False,
+        ),
         Route(
             name=f"GET {one}/messages",
-            endpoint=list_messages,
+            handler=list_messages,
             request=MessageListRequest,
             response=StoredMessageList,
         ),

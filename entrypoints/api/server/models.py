@@ -13,8 +13,6 @@ from dataclasses import replace
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from starlette.requests import Request
-from starlette.responses import Response
 
 from ostro.core.errors import (
     AdapterForbidden,
@@ -27,12 +25,9 @@ from ostro.core.errors import (
 )
 from ostro.core.messages.outputs import Stats
 from ostro.core.messages.requests import DEFAULT
-from ostro.core.records import Route, Settings
-from ostro.entrypoints.http.admin import Admin
-from ostro.entrypoints.http.body import read_request
-from ostro.entrypoints.http.context import operations_of
-from ostro.entrypoints.http.errors import respond
-from ostro.entrypoints.operations.caller import Forbidden
+from ostro.core.records import Route, RouteHandler, Settings
+from ostro.entrypoints.operations.admin import Admin
+from ostro.entrypoints.operations.caller import Caller, Forbidden
 from ostro.entrypoints.operations.model_manager import ModelManager
 from ostro.entrypoints.operations.operations import Operations
 from ostro.entrypoints.operations.service import Service
@@ -115,73 +110,63 @@ class ModelStatus(msgspec.Struct, kw_only=True):
     explain: list[str] | UnsetType = UNSET
 
 
-async def load(request: Request) -> Response:
+async def load(operations: Operations, caller: Caller, body: LoadModelRequest) -> ModelStatus:
     """Load a model, or load it again."""
-    admin, body = admin_of(request), await read_request(request, LoadModelRequest)
-    manager = manager_of(request)
+    manager = manager_of(operations)
     if body.reference is None:
         check_no_options(body)
         explain = await manager.load(body.model)
     else:
         check_name(manager.service, body.model)
-        path = await asyncio.to_thread(find, admin, body.reference)
+        path = await asyncio.to_thread(find, operations.model_admin, body.reference)
         settings = settings_of(body, path, manager)
         explain = await manager.add(body.model, settings)
-    return respond(200, await status_of(manager, body.model, explain))
+    return await status_of(manager, body.model, explain)
 
 
-async def unload(request: Request) -> Response:
+async def unload(operations: Operations, caller: Caller, body: ModelRequest) -> ModelStatus:
     """Unload a model once its requests have ended."""
-    admin_of(request)
-    body = await read_request(request, ModelRequest)
-    manager = manager_of(request)
+    manager = manager_of(operations)
     await manager.unload(body.model)
-    return respond(200, await status_of(manager, body.model))
+    return await status_of(manager, body.model)
 
 
-async def reload(request: Request) -> Response:
+async def reload(operations: Operations, caller: Caller, body: ModelRequest) -> ModelStatus:
     """Read the files of a model again."""
-    admin_of(request)
-    body = await read_request(request, ModelRequest)
-    manager = manager_of(request)
+    manager = manager_of(operations)
     explain = await manager.load(body.model)
-    return respond(200, await status_of(manager, body.model, explain))
+    return await status_of(manager, body.model, explain)
 
 
-async def requantize(request: Request) -> Response:
+async def requantize(
+    operations: Operations, caller: Caller, body: RequantizeRequest, *, id: str
+) -> ModelStatus:
     """Load a model in other formats; running requests end with the old ones."""
-    admin_of(request)
-    body = await read_request(request, RequantizeRequest)
-    manager, name = manager_of(request), request.path_params["id"]
-    explain = await manager.requantize(name, body.quant, body.topology)
-    return respond(200, await status_of(manager, name, explain))
+    manager = manager_of(operations)
+    explain = await manager.requantize(id, body.quant, body.topology)
+    return await status_of(manager, id, explain)
 
 
-async def re_isq(request: Request) -> Response:
+async def re_isq(operations: Operations, caller: Caller, body: IsqRequest) -> ModelStatus:
     """Load the default model in another format; mistral.rs's route."""
-    admin_of(request)
-    body = await read_request(request, IsqRequest)
-    manager = manager_of(request)
+    manager = manager_of(operations)
     explain = await manager.requantize(DEFAULT, body.ggml_type, None)
-    return respond(200, await status_of(manager, DEFAULT, explain))
+    return await status_of(manager, DEFAULT, explain)
 
 
-async def status(request: Request) -> Response:
+async def status(operations: Operations, caller: Caller, request: None, *, id: str) -> ModelStatus:
     """Describe the state and the memory of a model."""
-    admin_of(request)
-    return respond(200, await status_of(manager_of(request), request.path_params["id"]))
+    return await status_of(manager_of(operations), id)
 
 
-def admin_of(request: Request) -> Admin:
-    """The access control. Raises LoadingDisabled if the routes are disabled."""
-    admin: Admin = request.app.state.model_admin
-    admin.check()
-    return admin
+def require_model_admin(operations: Operations) -> None:
+    """Raise LoadingDisabled if the routes are disabled."""
+    operations.model_admin.check()
 
 
-def manager_of(request: Request) -> ModelManager:
+def manager_of(operations: Operations) -> ModelManager:
     """The manager of the server's models. Raises Unsupported if the models are fixed."""
-    manager = operations_of(request).service.manager
+    manager = operations.service.manager
     if manager is None:
         raise Unsupported("the models of this server are fixed")
     if not manager.started:
@@ -284,11 +269,13 @@ def add_figures(status: ModelStatus, stats: Stats | None) -> None:
 def routes(operations: Operations) -> list[Route]:
     """Return the routes."""
 
-    def post(path: str, endpoint: object, body: object) -> Route:
+    def post(path: str, handler: RouteHandler, body: object) -> Route:
         return Route(
             name=f"POST {path}",
-            endpoint=endpoint,  # type: ignore[arg-type]
+            handler=handler,
             scope="admin",
+            requires=require_model_admin,
+            cancel_on_disconnect=False,
             request=body,
             response=ModelStatus,
         )
@@ -301,8 +288,9 @@ def routes(operations: Operations) -> list[Route]:
         post("/re_isq", re_isq, IsqRequest),
         Route(
             name="GET /v1/models/{id:path}/status",
-            endpoint=status,
+            handler=status,
             scope="admin",
+            requires=require_model_admin,
             response=ModelStatus,
         ),
     ]

@@ -6,18 +6,12 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from starlette.requests import Request
-from starlette.responses import Response
 
 from ostro.core.pipeline import ModelTarget
-from ostro.core.records import Route
-from ostro.entrypoints.http.body import read_request
-from ostro.entrypoints.http.context import caller_of, operations_of
-from ostro.entrypoints.http.errors import respond
-from ostro.entrypoints.http.openai_types import adapter_headers, unless_none
-from ostro.entrypoints.http.query import parse_query
-from ostro.entrypoints.http.stream import EventStream, event, unless_disconnected
+from ostro.core.records import Content, Route
+from ostro.entrypoints.api.openai.types import adapter_headers, unless_none
 from ostro.entrypoints.operations.caller import Caller
+from ostro.entrypoints.operations.event_formats import DATA_EVENTS
 from ostro.entrypoints.operations.media import SpeechRequest, base64_text
 from ostro.entrypoints.operations.operations import Operations
 
@@ -65,40 +59,38 @@ class Voices(msgspec.Struct, kw_only=True):
     voices: list[str]
 
 
-async def speech(request: Request) -> Response:
+async def speech(
+    operations: Operations, caller: Caller, body: SpeechRequest
+) -> Content | AsyncGenerator[SpeechDelta | SpeechDone, None]:
     """Speak a text."""
-    body = await read_request(request, SpeechRequest)
-    operations, caller = operations_of(request), caller_of(request)
     if body.stream_format == "sse":
-        return EventStream(chunks(operations, body, caller))
-    spoken = await unless_disconnected(request, operations.speak(body, caller))
-    kind = TYPES[body.response_format]
+        return events(operations, caller, body)
+    spoken = await operations.speak(body, caller)
+    media_type = TYPES[body.response_format]
     if body.response_format == "pcm":
-        kind += f"; rate={spoken.rate}; channels=1"
-    return Response(spoken.data, 200, adapter_headers(spoken.generations), kind)
+        media_type += f"; rate={spoken.rate}; channels=1"
+    headers = adapter_headers(spoken.generations)
+    return Content(data=spoken.data, media_type=media_type, headers=headers)
 
 
-async def chunks(
-    operations: Operations, body: SpeechRequest, caller: Caller
-) -> AsyncGenerator[bytes, None]:
+async def events(
+    operations: Operations, caller: Caller, body: SpeechRequest
+) -> AsyncGenerator[SpeechDelta | SpeechDone, None]:
     """Yield the events of a speech: the parts of its file, then its usage."""
     spoken = await operations.speak(body, caller)
     for start in range(0, len(spoken.data), CHUNK):
-        yield event(SpeechDelta(audio=base64_text(spoken.data[start : start + CHUNK])))
+        yield SpeechDelta(audio=base64_text(spoken.data[start : start + CHUNK]))
     usage = SpeechUsage(
         input_tokens=spoken.prompt_tokens,
         output_tokens=spoken.output_tokens,
         total_tokens=spoken.prompt_tokens + spoken.output_tokens,
     )
-    yield event(SpeechDone(usage=usage, adapter_generations=unless_none(spoken.generations)))
+    yield SpeechDone(usage=usage, adapter_generations=unless_none(spoken.generations))
 
 
-async def voices(request: Request) -> Response:
+async def voices(operations: Operations, caller: Caller, request: VoicesRequest) -> Voices:
     """List the voices of a model."""
-    wanted = parse_query(request, VoicesRequest)
-    target = ModelTarget(model=wanted.model)
-    found = await operations_of(request).voices(target, caller_of(request))
-    return respond(200, Voices(voices=found))
+    return Voices(voices=await operations.voices(ModelTarget(model=request.model), caller))
 
 
 def routes(operations: Operations) -> list[Route]:
@@ -107,10 +99,11 @@ def routes(operations: Operations) -> list[Route]:
     return [
         Route(
             name="POST /v1/audio/speech",
-            endpoint=speech,
+            handler=speech,
             request=SpeechRequest,
             response=media,
             events=SpeechDelta | SpeechDone,
+            event_format=DATA_EVENTS,
         ),
-        Route(name="GET /v1/audio/voices", endpoint=voices, request=VoicesRequest, response=Voices),
+        Route(name="GET /v1/audio/voices", handler=voices, request=VoicesRequest, response=Voices),
     ]

@@ -1,4 +1,4 @@
-"""Pages of lists, as OpenAI's API has them."""
+"""What OpenAI's routes for documents share: pages of lists, and the limit on their requests."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar
 
 import msgspec
+
+MAX_JSON = 1 << 20
+"""Limit on the bytes of a JSON body."""
 
 
 class ListPage(msgspec.Struct, kw_only=True):

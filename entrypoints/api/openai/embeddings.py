@@ -7,15 +7,10 @@ from typing import Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from starlette.requests import Request
-from starlette.responses import Response
 
-from ostro.core.records import Route
-from ostro.entrypoints.http.body import read_request
-from ostro.entrypoints.http.context import caller_of, operations_of
-from ostro.entrypoints.http.errors import respond
-from ostro.entrypoints.http.openai_types import unless_none
-from ostro.entrypoints.http.stream import unless_disconnected
+from ostro.core.records import RequestBody, Route
+from ostro.entrypoints.api.openai.types import unless_none
+from ostro.entrypoints.operations.caller import Caller
 from ostro.entrypoints.operations.operations import Operations
 from ostro.entrypoints.operations.vectors import MAX_INPUTS, EmbeddingRequest
 
@@ -45,23 +40,22 @@ class EmbeddingList(msgspec.Struct, kw_only=True):
     object: Literal["list"] = "list"
 
 
-async def embeddings(request: Request) -> Response:
+async def embeddings(
+    operations: Operations, caller: Caller, body: EmbeddingRequest
+) -> EmbeddingList:
     """Compute the vectors of texts or token ids."""
-    body = await read_request(request, EmbeddingRequest, MAX_INPUTS)
-    work = operations_of(request).embed(body, caller_of(request))
-    found = await unless_disconnected(request, work)
+    found = await operations.embed(body, caller)
     data = []
     for index, row in enumerate(found.vectors):
         packed = base64.b64encode(row.astype("<f4").tobytes()).decode()
         vector = packed if body.encoding_format == "base64" else row.tolist()
         data.append(EmbeddingItem(index=index, embedding=vector))
-    response = EmbeddingList(
+    return EmbeddingList(
         model=found.model,
         usage=InputUsage(prompt_tokens=found.tokens, total_tokens=found.tokens),
         adapter_generations=unless_none(found.generations),
         data=data,
     )
-    return respond(200, response)
 
 
 def routes(operations: Operations) -> list[Route]:
@@ -69,8 +63,9 @@ def routes(operations: Operations) -> list[Route]:
     return [
         Route(
             name="POST /v1/embeddings",
-            endpoint=embeddings,
+            handler=embeddings,
             request=EmbeddingRequest,
+            body=RequestBody(max_inputs=MAX_INPUTS),
             response=EmbeddingList,
         ),
     ]

@@ -1,0 +1,197 @@
+"""OpenAI's routes for files, and for uploads of files in parts, but those with forms."""
+
+from __future__ import annotations
+
+from typing import Literal
+from urllib.parse import quote
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from ostro.core.records import Content, RequestBody, Route
+from ostro.entrypoints.api.openai.pages import MAX_JSON, ListPage, make_page
+from ostro.entrypoints.operations.caller import Caller
+from ostro.entrypoints.operations.files import File, FileListRequest
+from ostro.entrypoints.operations.operations import Operations
+from ostro.entrypoints.operations.uploads import (
+    CompleteUploadRequest,
+    Upload,
+    UploadPart,
+    UploadRequest,
+)
+
+CONTENT_TYPE = "application/octet-stream"
+"""Media type of the content of files: browsers save it."""
+
+
+class FileObject(msgspec.Struct, kw_only=True):
+    """A stored file; times are in seconds since 1970."""
+
+    id: str
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: str
+    expires_at: int | UnsetType = UNSET
+    status: Literal["processed"] = "processed"
+    object: Literal["file"] = "file"
+
+
+class FileList(ListPage, kw_only=True):
+    """A page of files."""
+
+    data: list[FileObject]
+
+
+class FileDeleted(msgspec.Struct, kw_only=True):
+    """A file was deleted."""
+
+    id: str
+    deleted: Literal[True] = True
+    object: Literal["file"] = "file"
+
+
+class UploadObject(msgspec.Struct, kw_only=True):
+    """An upload of a file in parts; `bytes` is the size of the file."""
+
+    id: str
+    bytes: int
+    created_at: int
+    expires_at: int
+    filename: str
+    purpose: str
+    status: Literal["pending", "completed", "cancelled"]
+    file: FileObject | None
+    object: Literal["upload"] = "upload"
+
+
+class UploadPartObject(msgspec.Struct, kw_only=True):
+    """A part of an upload."""
+
+    id: str
+    created_at: int
+    upload_id: str
+    object: Literal["upload.part"] = "upload.part"
+
+
+async def list_files(operations: Operations, caller: Caller, request: FileListRequest) -> FileList:
+    """List files, newest first."""
+    page = await operations.documents.files.list(request, caller)
+    return make_page(FileList, [file_object(file) for file in page.files], page.has_more)
+
+
+async def get_file(operations: Operations, caller: Caller, request: None, *, id: str) -> FileObject:
+    """Describe a file."""
+    return file_object(await operations.documents.files.get(id, caller))
+
+
+async def delete_file(
+    operations: Operations, caller: Caller, request: None, *, id: str
+) -> FileDeleted:
+    """Delete a file with its content."""
+    await operations.documents.files.delete(id, caller)
+    return FileDeleted(id=id)
+
+
+async def get_content(operations: Operations, caller: Caller, request: None, *, id: str) -> Content:
+    """Return the content of a file."""
+    file, chunks = await operations.documents.files.content(id, caller)
+    headers = {
+        "content-length": str(file.nbytes),
+        "content-disposition": f"attachment; filename*=UTF-8''{quote(file.filename, safe='')}",
+        "x-content-type-options": "nosniff",
+    }
+    return Content(data=chunks, media_type=CONTENT_TYPE, headers=headers)
+
+
+async def create_upload(
+    operations: Operations, caller: Caller, request: UploadRequest
+) -> UploadObject:
+    """Begin an upload of a file in parts."""
+    return upload_object(await operations.documents.uploads.create(request, caller))
+
+
+async def complete_upload(
+    operations: Operations, caller: Caller, request: CompleteUploadRequest, *, id: str
+) -> UploadObject:
+    """Join the parts of an upload to a file."""
+    return upload_object(await operations.documents.uploads.complete(id, request, caller))
+
+
+async def cancel_upload(
+    operations: Operations, caller: Caller, request: None, *, id: str
+) -> UploadObject:
+    """Cancel an upload."""
+    return upload_object(await operations.documents.uploads.cancel(id, caller))
+
+
+def file_object(file: File) -> FileObject:
+    return FileObject(
+        id=file.id,
+        bytes=file.nbytes,
+        created_at=file.created,
+        filename=file.filename,
+        purpose=file.purpose,
+        expires_at=UNSET if file.expires is None else file.expires,
+    )
+
+
+def upload_object(upload: Upload) -> UploadObject:
+    return UploadObject(
+        id=upload.id,
+        bytes=upload.request.bytes,
+        created_at=upload.created,
+        expires_at=upload.expires,
+        filename=upload.request.filename,
+        purpose=upload.request.purpose,
+        status=upload.status,
+        file=None if upload.file is None else file_object(upload.file),
+    )
+
+
+def part_object(part: UploadPart) -> UploadPartObject:
+    return UploadPartObject(id=part.id, created_at=part.created, upload_id=part.upload)
+
+
+def routes(operations: Operations) -> list[Route]:
+    """Return the routes."""
+    return [
+        Route(
+            name="GET /v1/files",
+            handler=list_files,
+            request=FileListRequest,
+            response=FileList,
+            error_statuses=(400, 503),
+        ),
+        Route(name="GET /v1/files/{id}", handler=get_file, response=FileObject),
+        Route(
+            name="DELETE /v1/files/{id}",
+            handler=delete_file,
+            response=FileDeleted,
+            cancel_on_disconnect=False,
+        ),
+        Route(name="GET /v1/files/{id}/content", handler=get_content, response=(CONTENT_TYPE,)),
+        Route(
+            name="POST /v1/uploads",
+            error_statuses=(400, 503),
+            handler=create_upload,
+            request=UploadRequest,
+            body=RequestBody(max_bytes=MAX_JSON),
+            response=UploadObject,
+            cancel_on_disconnect=False,
+        ),
+        Route(
+            name="POST /v1/uploads/{id}/complete",
+            handler=complete_upload,
+            request=CompleteUploadRequest,
+            body=RequestBody(max_bytes=MAX_JSON),
+            response=UploadObject,
+            cancel_on_disconnect=False,
+        ),
+        Route(
+            name="POST /v1/uploads/{id}/cancel",
+            handler=cancel_upload,
+            response=UploadObject,
+            cancel_on_disconnect=False,
+        ),
+    ]

@@ -1,0 +1,162 @@
+"""OpenAI's routes for chats and completions.
+
+The text pipeline finds reasoning and tool calls in answers by the notation of the chat template.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, Literal, TypeVar
+
+from msgspec import UNSET, UnsetType
+
+from ostro.core.messages.text import ChoiceEnd, Event
+from ostro.core.pipeline import StreamOptions, TextRequest
+from ostro.core.records import RequestBody, Route
+from ostro.core.store import new_id
+from ostro.entrypoints.api.openai import types
+from ostro.entrypoints.api.openai.stored_chats import stored_chat
+from ostro.entrypoints.api.openai.types import (
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    TextChoice,
+    TextCompletion,
+    TextCompletionChunk,
+    unless_none,
+)
+from ostro.entrypoints.operations import stored_chats
+from ostro.entrypoints.operations.caller import Caller
+from ostro.entrypoints.operations.operations import Operations
+from ostro.entrypoints.operations.request_context import request_id
+from ostro.entrypoints.operations.text import Completion, Generation
+
+MAX_PROMPTS = 1024
+"""Prompts of one completion request."""
+COMPLETION_TOKENS = 16
+"""Default of `max_tokens` of completions, as in OpenAI's API."""
+Chunk = TypeVar("Chunk", ChatCompletionChunk, TextCompletionChunk)
+
+
+async def chat(
+    operations: Operations, caller: Caller, body: TextRequest
+) -> ChatCompletion | AsyncGenerator[ChatCompletionChunk, None]:
+    """Continue a conversation."""
+    documents = operations.documents
+    if body.store:  # a store that does not work is known before the generation
+        await documents.state.room(caller.name)
+    generation = await operations.chat(body, caller)
+    head, token_bytes = heading("chatcmpl", generation.model), generation.token_bytes
+    if body.store:
+        head["id"] = new_id(stored_chats.PREFIX)
+    tier: Literal["default"] | UnsetType = UNSET if body.service_tier is None else "default"
+
+    def completion(done: Completion) -> ChatCompletion:
+        first = done.choices[0].prompt_logprobs
+        return ChatCompletion(
+            **head,
+            choices=[types.chat_choice(choice, token_bytes) for choice in done.choices],
+            usage=types.usage(done.usage),
+            metadata=unless_none(body.metadata),
+            service_tier=tier,
+            adapter_generations=unless_none(done.generations),
+            prompt_logprobs=types.prompt_logprobs(first, token_bytes),
+        )
+
+    async def store(done: Completion) -> None:
+        await documents.chats.add(stored_chat(body, completion(done)), caller)
+
+    def to_choice(event: Event, first: bool) -> ChatChunkChoice:
+        return types.chat_chunk_choice(event, token_bytes, first)
+
+    def new_chunk(**fields: Any) -> ChatCompletionChunk:
+        return ChatCompletionChunk(**head, service_tier=tier, **fields)
+
+    if body.stream:
+        generation.on_end = store if body.store else None
+        return chunks(generation, body, new_chunk, to_choice)
+    done = await generation.collect()
+    if body.store:
+        await store(done)
+    return completion(done)
+
+
+async def completions(
+    operations: Operations, caller: Caller, body: TextRequest
+) -> TextCompletion | AsyncGenerator[TextCompletionChunk, None]:
+    """Continue prompts: text or token ids, one or several."""
+    generation = await operations.complete(body, caller, default_max_tokens=COMPLETION_TOKENS)
+    head, token_bytes = heading("cmpl", generation.model), generation.token_bytes
+
+    def to_choice(event: Event, first: bool) -> TextChoice:
+        return types.completion_chunk_choice(event, token_bytes)
+
+    def new_chunk(**fields: Any) -> TextCompletionChunk:
+        return TextCompletionChunk(**head, **fields)
+
+    if body.stream:
+        return chunks(generation, body, new_chunk, to_choice)
+    done = await generation.collect()
+    return TextCompletion(
+        **head,
+        choices=[types.completion_choice(choice, token_bytes) for choice in done.choices],
+        usage=types.usage(done.usage),
+        adapter_generations=unless_none(done.generations),
+    )
+
+
+def heading(prefix: str, model: str) -> dict[str, Any]:
+    """Return the first fields of every response and chunk."""
+    return {"id": f"{prefix}-{request_id()}", "created": int(time.time()), "model": model}
+
+
+async def chunks(
+    generation: Generation,
+    body: TextRequest,
+    new_chunk: Callable[..., Chunk],
+    to_choice: Callable[[Event, bool], Any],
+) -> AsyncGenerator[Chunk, None]:
+    """Yield the chunks of a generation: one per event, and the usage if requested.
+
+    The last event of each choice lists its adapters. new_chunk: makes a chunk of its choices and
+    further fields. to_choice: converts an event to a choice of a chunk; the argument is true for
+    the first event of a choice.
+    """
+    options = body.stream_options or StreamOptions()
+    begun: set[int] = set()
+    try:
+        async for event in generation:
+            chunk = new_chunk(choices=[to_choice(event, event.index not in begun)])
+            begun.add(event.index)
+            if isinstance(event, ChoiceEnd):
+                chunk.adapter_generations = unless_none(generation.generations)
+            if options.include_usage:
+                continuous = options.continuous_usage_stats
+                chunk.usage = types.usage(generation.usage) if continuous else None
+            yield chunk
+    finally:
+        await generation.aclose()
+    if options.include_usage:
+        yield new_chunk(choices=[], usage=types.usage(generation.usage))
+
+
+def routes(operations: Operations) -> list[Route]:
+    """Return the routes; the text pipeline defines the requests."""
+    return [
+        Route(
+            name="POST /v1/chat/completions",
+            handler=chat,
+            request=operations.chat_request,
+            response=ChatCompletion,
+            events=ChatCompletionChunk,
+        ),
+        Route(
+            name="POST /v1/completions",
+            handler=completions,
+            request=operations.completion_request,
+            body=RequestBody(max_inputs=MAX_PROMPTS),
+            response=TextCompletion,
+            events=TextCompletionChunk,
+        ),
+    ]

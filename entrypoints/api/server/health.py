@@ -1,0 +1,107 @@
+"""Routes for probes: whether the server works, and whether it accepts requests."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import metadata
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from ostro.core.errors import EngineDied, OstroError
+from ostro.core.ipc.client import AsyncEngine
+from ostro.core.records import API, Content, Route
+from ostro.entrypoints.operations.caller import Caller
+from ostro.entrypoints.operations.errors import ErrorDetail, error_content
+from ostro.entrypoints.operations.operations import Operations
+
+
+class EngineHung(OstroError):
+    """The engine process does not respond."""
+
+    status, code = 503, "engine_hung"
+
+
+class Health(msgspec.Struct, kw_only=True):
+    """The engine starts or runs."""
+
+    status: Literal["ok"] = "ok"
+
+
+class LoadingProgress(msgspec.Struct, kw_only=True):
+    """The progress of loading: `done` of `total`, in a unit that depends on the stage `what`."""
+
+    what: str
+    done: int
+    total: int
+
+
+class Readiness(msgspec.Struct, kw_only=True):
+    """Whether the server accepts requests: weights are loaded, kernels are compiled."""
+
+    status: Literal["ready", "loading", "draining"]
+    model: str | UnsetType = UNSET
+    error: ErrorDetail | UnsetType = UNSET
+    progress: LoadingProgress | UnsetType = UNSET
+
+
+class Version(msgspec.Struct, kw_only=True):
+    """The versions of ostro, of torch, and of the plugin interface."""
+
+    version: str
+    torch: str
+    api: list[int]
+
+
+async def version(operations: Operations, caller: Caller, request: None) -> Version:
+    """Return the versions of the server."""
+    return versions()
+
+
+@cache
+def versions() -> Version:
+    """Read the versions of the installed packages; the server process does not import torch."""
+    return Version(version=metadata.version("ostro"), torch=metadata.version("torch"), api=[*API])
+
+
+async def health(operations: Operations, caller: Caller, request: None) -> Health:
+    """Return 200 while the engine starts or runs, 503 if it has ended or hangs."""
+    check_engine(operations.service.engine)
+    return Health()
+
+
+def check_engine(engine: AsyncEngine) -> None:
+    """Raise EngineDied or EngineHung for an engine that does not work."""
+    if engine.fault is not None:
+        raise EngineDied(str(engine.fault))
+    if engine.hung:
+        reason = f"the engine has not responded for {engine.silence:.0f} s"
+        raise EngineHung(f"{reason}; restart the server")
+
+
+async def ready(operations: Operations, caller: Caller, request: None) -> Readiness | Content:
+    """Return 200 if the server accepts requests, otherwise 503 and the progress of loading."""
+    service = operations.service
+    engine = service.engine
+    if service.ready:
+        return Readiness(status="ready", model=service.name)
+    check_engine(engine)
+    status: Literal["loading", "draining"] = "draining" if engine.draining else "loading"
+    step = engine.progress
+    message = f"{status}: {step.what}" if status == "loading" else status
+    readiness = Readiness(
+        status=status,
+        error=error_content(503, message, "not_ready").error,
+        progress=LoadingProgress(what=step.what, done=step.done, total=step.total),
+    )
+    return Content(data=msgspec.json.encode(readiness), status=503)
+
+
+def routes(operations: Operations) -> list[Route]:
+    """Return the routes."""
+    return [
+        Route(name="GET /health", handler=health, scope="open", response=Health),
+        Route(name="GET /ready", handler=ready, scope="open", response=Readiness),
+        Route(name="GET /version", handler=version, scope="open", response=Version),
+    ]

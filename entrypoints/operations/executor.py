@@ -1,0 +1,142 @@
+"""Runs requests of batches, and responses in the background, with the rights of their key."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from functools import partial
+from typing import Any, cast
+
+import msgspec
+
+from ostro.core.errors import OstroError, StepFailed, Unsupported
+from ostro.core.records import Content, RequestBody, Route
+from ostro.core.store import new_id
+from ostro.entrypoints.operations.admission import claim
+from ostro.entrypoints.operations.batch_runner import Busy, Execute
+from ostro.entrypoints.operations.caller import Caller, Forbidden
+from ostro.entrypoints.operations.decoding import decode, decode_aside, max_bytes
+from ostro.entrypoints.operations.errors import (
+    BUSY,
+    ErrorBody,
+    error_content,
+    error_content_of,
+    in_form,
+    internal_error,
+)
+from ostro.entrypoints.operations.keys import KeyRing
+from ostro.entrypoints.operations.operations import Operations
+from ostro.entrypoints.operations.quotas import Quota, Quotas, RequestTooLarge
+from ostro.entrypoints.operations.request_context import REQUEST_ID
+from ostro.entrypoints.operations.responses.runner import Acting
+from ostro.entrypoints.operations.store_limits import StoreLimitReached
+
+log = logging.getLogger(__name__)
+FINAL = (StepFailed, StoreLimitReached)
+"""Errors that a repetition is likely to meet again."""
+LOW_PRIORITY = 1000
+"""Priority of a batch's requests: behind all others."""
+
+
+def make_executor(
+    routes: Sequence[Route], operations: Operations, ring: KeyRing, quotas: Quotas
+) -> Execute:
+    """Return the function that runs the requests of batches by the handlers of their routes.
+
+    They have the permissions and limits that the key has when they run, and a low priority. The
+    routes include those of plugins, so that plugins can have batches of their own.
+    """
+    handled = {route.name: route for route in routes if route.handler and not route.header}
+
+    async def execute(path: str, body: Mapping[str, Any], name: str) -> tuple[int, bytes]:
+        route = handled.get(f"POST {path}")
+        id = new_id("")
+        token = REQUEST_ID.set(id)
+        try:
+            if (named := ring.named(name)) is None:
+                message = f"the API key {name!r} of the batch is no longer valid"
+                return failure(route, 401, error_content(401, message, "invalid_api_key"))
+            if route is None:
+                message = f"a batch cannot contain requests of {path:.200}"
+                return failure(None, 404, error_content(404, message, "unknown_url"))
+            caller, key = named
+            data = msgspec.json.encode(body)
+            return 200, await run(route, data, operations, low(caller), quotas.of(name, key))
+        except OstroError as error:
+            if error.status in BUSY and not isinstance(error, FINAL):
+                raise Busy(getattr(error, "retry_after", None)) from error
+            return failure(route, error.status, error_content_of(error))
+        except Exception:
+            log.exception("a request of a batch has failed")
+            return failure(route, 500, internal_error(id))
+        finally:
+            REQUEST_ID.reset(token)
+
+    return execute
+
+
+async def run(
+    route: Route, data: bytes, operations: Operations, caller: Caller, quota: Quota
+) -> bytes:
+    """Return the JSON of the response to a request, which counts towards the limits of its key.
+
+    Raises as the handler, and RequestError or RequestTooLarge for a malformed body.
+    """
+    assert route.handler is not None
+    caller.require(route.scope)
+    with claim(caller, quota) as own:
+        try:
+            if route.requires is not None:
+                route.requires(operations)
+            request = await read(route, data, operations)
+            response = await route.handler(operations, caller, request)
+        except OstroError as error:
+            if error.status in BUSY:
+                own.give_back()
+            raise
+    if isinstance(response, AsyncGenerator):
+        async with aclosing(response):
+            await anext(response, None)  # a generator that has not begun would release nothing
+    if isinstance(response, AsyncGenerator | Content):
+        raise Unsupported("a request of a batch must be answered with JSON", param="stream")
+    return msgspec.json.encode(response)
+
+
+async def read(route: Route, data: bytes, operations: Operations) -> Any:
+    """Return the request of a route in JSON. Raises as `decode`, and RequestTooLarge."""
+    options = route.body or RequestBody()
+    kind = cast("type[msgspec.Struct] | None", options.kind or route.request)
+    limit = options.max_bytes or max_bytes(operations.service, options.max_inputs)
+    if len(data) > limit:
+        raise RequestTooLarge(f"the body exceeds {limit} bytes")
+    if kind is None:
+        return None
+    return await decode_aside(len(data), partial(decode, data, kind, check=options.check))
+
+
+def failure(route: Route | None, status: int, content: ErrorBody) -> tuple[int, bytes]:
+    """Return the status and the JSON of an error in the form of a route."""
+    status, body = in_form(route, status, content)
+    return status, msgspec.json.encode(body)
+
+
+def make_acting(ring: KeyRing, quotas: Quotas) -> Acting:
+    """Return the function that gives responses in the background the caller of a name."""
+
+    @contextmanager
+    def acting(name: str) -> Iterator[Caller]:
+        found = ring.named(name)
+        if found is None:
+            raise Forbidden(f"the API key {name!r} of the response is no longer valid")
+        caller, key = found
+        caller.require("infer")
+        with claim(caller, quotas.of(name, key)):
+            yield caller
+
+    return acting
+
+
+def low(caller: Caller) -> Caller:
+    """Return a caller whose requests run behind those of all others."""
+    return msgspec.structs.replace(caller, priority=max(LOW_PRIORITY, caller.priority or 0))
