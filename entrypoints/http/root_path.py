@@ -12,7 +12,7 @@ ROOT_PATH = re.compile(r"(/[\w.~-]+)*", re.ASCII)
 
 
 class RootPath:
-    """Removes the root path from the paths of requests.
+    """Removes the root path from the paths of requests, and adds it to the base URL.
 
     A proxy may remove it as well; requests without it are accepted.
     """
@@ -22,9 +22,11 @@ class RootPath:
         self.app, self.root_path = app, root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "lifespan" and scope["path"].startswith(f"{self.root_path}/"):
-            size = len(self.root_path)
-            scope = {**scope, "path": scope["path"][size:], "raw_path": scope["raw_path"][size:]}
+        if scope["type"] != "lifespan":
+            scope = {**scope, "app_root_path": self.root_path}  # Starlette's key for `base_url`
+            if scope["path"].startswith(f"{self.root_path}/"):
+                size = len(self.root_path)
+                scope |= {"path": scope["path"][size:], "raw_path": scope["raw_path"][size:]}
         await self.app(scope, receive, send)
 
 

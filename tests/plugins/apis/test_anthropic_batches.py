@@ -13,8 +13,8 @@ import pytest
 from echo.server import PATIENCE
 
 from ostro.core.plugins.manager import PluginManager
-from ostro.entrypoints.http.batches import LOW_PRIORITY
 from ostro.entrypoints.operations.batches import Batch
+from ostro.entrypoints.operations.executor import LOW_PRIORITY
 from ostro.entrypoints.operations.keys import KeyRing, sha256_of
 from ostro.entrypoints.operations.state import State, open_state
 
@@ -23,11 +23,15 @@ NAMES = ("ann", "bob", "eve")
 VERSION = {"anthropic-version": "2023-06-01"}
 
 
-@pytest.fixture(scope="module")
-def state() -> State:
+def open_memory() -> State:
     plugins = PluginManager()
     plugins.load()
     return open_state("memory", 86400.0, plugins)
+
+
+@pytest.fixture(scope="module")
+def state() -> State:
+    return open_memory()
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +89,17 @@ def refused(answer: Any, status: int, *words: str) -> None:
     assert body.keys() == {"type", "error", "request_id"}
     assert body["error"]["type"] == kind
     assert all(word in body["error"]["message"] for word in words), body
+
+
+@pytest.mark.parametrize("prefix", ["", "/models"])
+def test_results_are_found_below_a_root_path(start: Any, prefix: str) -> None:
+    """A proxy may leave the prefix in the paths of requests, or remove it."""
+    server = start(root_path="/models", state=open_memory())
+    with anthropic.Anthropic(api_key="a", base_url=f"{server.url}{prefix}") as client:
+        done = end_of(client, client.messages.batches.create(requests=[item("a")]).id)
+    assert done.results_url == f"{server.url}/models/v1/messages/batches/{done.id}/results"
+    [result] = server.http.get(done.results_url).text.splitlines()
+    assert '"custom_id":"a"' in result
 
 
 def test_one_bad_request_is_an_error_and_the_others_run(server: Any, client: Any) -> None:
