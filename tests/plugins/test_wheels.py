@@ -30,7 +30,8 @@ from ostro.core.records import API
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "docs" / "examples" / "plugins"
-PROJECTS = (EXAMPLES / "ostro-arch-arcee", EXAMPLES / "ostro-quant-int8-rows")
+NAMES = ("ostro-arch-arcee", "ostro-quant-int8-rows", "ostro-api-llamacpp")
+PROJECTS = tuple(EXAMPLES / name for name in NAMES)
 KEPT = Path(__file__).with_name("wheels")
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
 COUNT = 12
@@ -78,7 +79,7 @@ class WheelVenv:
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> WheelVenv:
-    """An environment with ostro's wheel and those of both examples."""
+    """An environment with ostro's wheel and those of the examples."""
     home = tmp_path_factory.mktemp("wheels")
     venv.create(home / "env", with_pip=True)
     made = WheelVenv(home / "env" / "bin", home / "dist")
@@ -90,7 +91,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> WheelVenv:
     [site] = (home / "env").glob("lib/python*/site-packages")
     (site / "borrowed.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
     wheels = sorted(map(str, made.dist.glob("*.whl")))
-    assert len(wheels) == 3, wheels
+    assert len(wheels) == 1 + len(PROJECTS), wheels
     made.pip("install", "-q", "--no-deps", "--no-index", "--force-reinstall", *wheels)
     return made
 
@@ -130,13 +131,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return folder, reference
 
 
-def test_ostro_finds_both(wheels: WheelVenv) -> None:
+def test_ostro_finds_all(wheels: WheelVenv) -> None:
     ran = wheels.run("ostro", "plugins")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     lines = [line.split("\t") for line in ran.stdout.splitlines()]
     assert ["arcee", "active", "ostro-arch-arcee 1.0", "architectures: arcee"] in lines
     formats = "quantizers: int8-rows"
     assert ["int8-rows", "active", "ostro-quant-int8-rows 1.0", formats] in lines
+    assert ["llamacpp", "active", "ostro-api-llamacpp 1.0"] in [line[:3] for line in lines]
     assert not [line for line in lines if line[1] != "active"]
 
 
@@ -213,6 +215,19 @@ def test_the_architecture_is_served(
     assert made["choices"][0]["message"]["content"] == answer
     assert made["usage"]["completion_tokens"] == COUNT
     assert made["usage"]["prompt_tokens"] == len(prompt)
+
+
+def test_the_api_is_served(server: str) -> None:
+    """The same tokens as those of OpenAI's route, whole and streamed."""
+    body = {"prompt": "The capital of France is", "temperature": 0, "ignore_eos": True}
+    expected = httpx.post(f"{server}/v1/completions", json={**body, "max_tokens": COUNT}).json()
+    answer = httpx.post(f"{server}/completion", json={**body, "n_predict": COUNT}).json()
+    assert answer["content"] == expected["choices"][0]["text"]
+    streamed = {**body, "n_predict": COUNT, "stream": True}
+    response = httpx.post(f"{server}/completion", json=streamed)
+    events = [json.loads(line[6:]) for line in response.text.splitlines() if line]
+    assert "".join(event["content"] for event in events) == answer["content"]
+    assert events[-1]["tokens_predicted"] == COUNT
 
 
 def test_the_kit_is_satisfied(wheels: WheelVenv) -> None:
