@@ -1,8 +1,7 @@
 """The interface between entry points and pipelines: the served model, requests and answers.
 
-A pipeline maps the requests of one task to engine requests, and engine outputs to answers. The
-model and the adapters of a request (`ModelTarget`) are the same for all tasks; its other fields
-belong to the pipeline. This module does not import torch.
+A pipeline maps the requests of one task (`core/messages`) to engine requests, and engine outputs to
+answers. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
@@ -23,7 +22,10 @@ from ostro.core.messages.commands import ModelInfo, ModelSpec
 from ostro.core.messages.outputs import TokenOutput
 from ostro.core.messages.prompt import Prompt
 from ostro.core.messages.requests import AdapterRef, Sampling, TokenRequest
+from ostro.core.messages.target import AdapterChoice as AdapterChoice
+from ostro.core.messages.target import ModelTarget as ModelTarget
 from ostro.core.messages.text import Event, Usage
+from ostro.core.messages.text_requests import ChatRequest, CompletionRequest
 from ostro.core.output import OutputParser
 from ostro.core.records import Architecture, Parser, Settings
 from ostro.core.tokenizer import Tokenizer
@@ -156,60 +158,6 @@ class ServedModel:
             self.media_worker.close()
 
 
-class AdapterChoice(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """An adapter, selected by name or by generation, and its scale."""
-
-    name: str | None = None
-    generation: str | None = None
-    scale: float | None = None
-
-
-class ModelTarget(msgspec.Struct, kw_only=True):
-    """The target of a request: a model, and adapters, each as a name or an `AdapterChoice`.
-
-    `model` may also be the name of an adapter, or "model:adapter". Fields in `accepted` have no
-    effect; fields in `echoed` only appear in the response. Both map names to the reason. Names in
-    `unsupported`, with a description each, are rejected. Fields in `extensions` extend the API that
-    the request is named after.
-    """
-
-    accepted: ClassVar[Mapping[str, str]] = {"user": "no abuse detection that needs it"}
-    echoed: ClassVar[Mapping[str, str]] = {}
-    unsupported: ClassVar[Mapping[str, str]] = {}
-    extensions: ClassVar[frozenset[str]] = frozenset(("adapter", "adapters"))
-
-    model: str | None = None
-    adapters: list[str | AdapterChoice] | None = None
-    adapter: str | AdapterChoice | None = None
-    user: str | None = None
-
-
-class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Additional contents of a stream. Obfuscation, random padding of events, is not supported."""
-
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
-    include_obfuscation: bool | None = None
-
-
-Metadata = Annotated[
-    dict[Annotated[str, msgspec.Meta(max_length=64)], Annotated[str, msgspec.Meta(max_length=512)]],
-    msgspec.Meta(max_length=16),
-]
-"""Up to 16 values of up to 512 characters, by names of up to 64, as in OpenAI's API."""
-
-
-class TextRequest(ModelTarget, kw_only=True):
-    """The fields of a text request that entry points read; all others belong to the pipeline."""
-
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    prompt_logprobs: int | None = None
-    store: bool | None = None
-    metadata: Metadata | None = None
-    service_tier: str | None = None
-
-
 R = TypeVar("R", bound=msgspec.Struct)
 
 
@@ -296,13 +244,11 @@ ReadFile = Callable[[str, int], Awaitable[tuple[str, bytes]]]
 class TextPipeline(Protocol):
     """The pipeline of the task "text".
 
-    `chat_request` and `completion_request` are the types of its requests, for `parse`. `adapters`
-    are those of the request; `template` is the source of a chat template that replaces the model's
-    own. The synchronous methods are pure; entry points that run an engine themselves use them.
+    `adapters` are those of the request; `template` is the source of a chat template that replaces
+    the model's own. The synchronous methods are pure; entry points with an engine of their own use
+    them.
     """
 
-    chat_request: ClassVar[type[TextRequest]]
-    completion_request: ClassVar[type[TextRequest]]
     model: ServedModel
     name: str
     context: int
@@ -310,29 +256,33 @@ class TextPipeline(Protocol):
     def __init__(self, model: ServedModel, engine: AsyncEngine) -> None: ...
 
     async def chat(
-        self, request: Any, *, adapters: Sequence[AdapterRef] = (), template: str | None = None
+        self,
+        request: ChatRequest,
+        *,
+        adapters: Sequence[AdapterRef] = (),
+        template: str | None = None,
     ) -> Answer: ...
 
     async def complete(
         self,
-        request: Any,
+        request: CompletionRequest,
         *,
         adapters: Sequence[AdapterRef] = (),
         default_max_tokens: int | None = None,
     ) -> Answer: ...
 
-    async def attach_files(self, request: Any, read: ReadFile) -> Any:
-        """A `chat_request` with the contents of its files in their places."""
+    async def attach_files(self, request: ChatRequest, read: ReadFile) -> ChatRequest:
+        """The request with the contents of its files in their places."""
         ...
 
     async def tokenize(
-        self, request: Any, *, template: str | None = None, limit: int | None = None
+        self, request: ChatRequest, *, template: str | None = None, limit: int | None = None
     ) -> list[int]:
-        """Token ids of the prompt of a `chat_request`, its media included; at most `limit`."""
+        """Token ids of the prompt, its media included; at most `limit`."""
         ...
 
-    async def render(self, request: Any, *, template: str | None = None) -> str:
-        """The prompt of a `chat_request` as text, with a placeholder for each medium."""
+    async def render(self, request: ChatRequest, *, template: str | None = None) -> str:
+        """The prompt as text, with a placeholder for each medium."""
         ...
 
     def encode_chat(

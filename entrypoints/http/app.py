@@ -22,7 +22,7 @@ from starlette.websockets import WebSocket
 from ostro.core.errors import OstroError
 from ostro.core.ipc.process import ProcessEngine
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Route, Settings, resolve
+from ostro.core.records import Route, Settings
 from ostro.entrypoints.api.openai import (
     batches,
     conversations,
@@ -126,7 +126,7 @@ def make_app(
     Raises UsageError if a root is not a folder.
     """
     ring, quotas = ring or KeyRing(), quotas or Quotas()
-    operations = Operations(service, resolve(plugins.get("pipelines", "text").pipeline))
+    operations = Operations(service)
     operations.adapter_admin = Admin.of(adapter_root, ring)
     operations.model_admin = Admin.of(model_root, ring, "--model-root")
     routes = built_in_routes(operations)
@@ -177,7 +177,7 @@ def describe(plugins: PluginManager) -> dict[str, Any]:
 def routes_of(plugins: PluginManager) -> list[Route]:
     """Return all routes of a server with these plugins; no model is needed."""
     service = Service(ProcessEngine(Settings()), "model")
-    operations = Operations(service, resolve(plugins.get("pipelines", "text").pipeline))
+    operations = Operations(service)
     routes = built_in_routes(operations)
     return [*routes, *plugin_routes(plugins, operations, routes)]
 

@@ -10,12 +10,12 @@ from typing import Annotated, Literal
 import msgspec
 
 from ostro.core.errors import RequestError
-from ostro.core.pipeline import Metadata
 from ostro.core.store import new_id
 from ostro.entrypoints.operations.caller import ANYONE, Caller
 from ostro.entrypoints.operations.files import KIND as FILE_KIND
 from ostro.entrypoints.operations.files import ExpiresAfter, File
 from ostro.entrypoints.operations.jobs import Job
+from ostro.entrypoints.operations.metadata import Metadata
 from ostro.entrypoints.operations.state import AsyncBlob, State
 
 KIND, JOB_KIND = "batch", "batch_job"

@@ -11,9 +11,9 @@ import msgspec
 from msgspec.structs import replace
 
 from ostro.core.errors import DocumentNotFound, RequestError
-from ostro.core.pipeline import Metadata
 from ostro.core.store import new_id
 from ostro.entrypoints.operations.caller import ANYONE, Caller
+from ostro.entrypoints.operations.metadata import Metadata
 from ostro.entrypoints.operations.responses.items import (
     DIGITS,
     Item,

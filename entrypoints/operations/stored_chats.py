@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec.structs import replace
 
-from ostro.core.pipeline import Metadata
 from ostro.entrypoints.operations.caller import ANYONE, Caller
+from ostro.entrypoints.operations.metadata import Metadata
 from ostro.entrypoints.operations.state import State, not_found
 
 KIND, PREFIX = "chat_completion", "chatcmpl-"

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from ostro.core.errors import Unsupported
-from ostro.core.pipeline import TextPipeline, TextRequest
+from ostro.core.messages.text_requests import ChatRequest, CompletionRequest
 from ostro.core.preparation import EXECUTOR
 from ostro.entrypoints.operations.caller import ANYONE, Caller
 from ostro.entrypoints.operations.files import Files
@@ -25,22 +24,15 @@ from ostro.entrypoints.operations.tokens import (
 class TextOperations:
     """What a server does with text.
 
-    `chat_request` and `completion_request` are the types of the requests for text. `files` are
-    those that chats may refer to, None without a store.
+    `files` are those that chats may refer to, None without a store.
     """
 
-    def __init__(self, service: Service, text: type[TextPipeline]) -> None:
-        """text: the text pipeline's class; it defines requests before a model is loaded."""
+    def __init__(self, service: Service) -> None:
         self.service = service
         self.files: Files | None = None
-        self.chat_request, self.completion_request = text.chat_request, text.completion_request
 
-    async def chat(self, request: TextRequest, caller: Caller = ANYONE) -> Generation:
-        """Continue a conversation. The request is a `chat_request`."""
-        if request.stream and request.prompt_logprobs is not None:
-            raise Unsupported(
-                "prompt_logprobs is not supported with stream", param="prompt_logprobs"
-            )
+    async def chat(self, request: ChatRequest, caller: Caller = ANYONE) -> Generation:
+        """Continue a conversation."""
         admitted = await self.service.admit(request, "text", caller)
         template = await self.service.template(admitted)
         request = await self._with_files(request, admitted, caller)
@@ -49,8 +41,10 @@ class TextOperations:
         )
         return Generation(answer, admitted.name, admitted.pipeline)
 
-    async def _with_files(self, request: TextRequest, admitted: Admitted, caller: Caller) -> Any:
-        """The `chat_request` with the contents of its files in their places."""
+    async def _with_files(
+        self, request: ChatRequest, admitted: Admitted, caller: Caller
+    ) -> ChatRequest:
+        """The request with the contents of its files in their places."""
 
         async def read(id: str, limit: int) -> tuple[str, bytes]:
             if self.files is None:
@@ -61,12 +55,12 @@ class TextOperations:
 
     async def complete(
         self,
-        request: TextRequest,
+        request: CompletionRequest,
         caller: Caller = ANYONE,
         *,
         default_max_tokens: int | None = None,
     ) -> Generation:
-        """Continue prompts. The request is a `completion_request`.
+        """Continue prompts.
 
         default_max_tokens: that of a request without `max_tokens`; None: as many as fit.
         """
@@ -76,12 +70,12 @@ class TextOperations:
         )
         return Generation(answer, admitted.name, admitted.pipeline)
 
-    async def count(self, request: TextRequest, caller: Caller = ANYONE) -> int:
-        """Count the prompt tokens of a `chat_request`, those of its media included."""
+    async def count(self, request: ChatRequest, caller: Caller = ANYONE) -> int:
+        """Count the prompt tokens of a chat, those of its media included."""
         return len((await self.tokenize(request, caller)).tokens)
 
-    async def render(self, request: TextRequest, caller: Caller = ANYONE) -> str:
-        """Return the prompt of a `chat_request` as text, with a placeholder for each medium."""
+    async def render(self, request: ChatRequest, caller: Caller = ANYONE) -> str:
+        """Return the prompt of a chat as text, with a placeholder for each medium."""
         admitted = await self.service.admit(request, "text", caller)
         template = await self.service.template(admitted)
         request = await self._with_files(request, admitted, caller)
@@ -89,9 +83,9 @@ class TextOperations:
         return prompt
 
     async def tokenize(
-        self, request: TokenizeRequest | TextRequest, caller: Caller = ANYONE
+        self, request: TokenizeRequest | ChatRequest, caller: Caller = ANYONE
     ) -> Tokens:
-        """Convert a text, or the conversation of a `chat_request`, to token ids.
+        """Convert a text, or a conversation, to token ids.
 
         Raises ContextLengthExceeded for more than `MAX_CONTEXTS` times the context.
         """

@@ -11,6 +11,7 @@ Starlette in its place (`read_form`, `read_request`, `respond`, `EventStream`).
 from __future__ import annotations
 
 from ostro.core.records import Content, EventFormat, Handler, RequestBody
+from ostro.entrypoints.api.openai.bodies import ChatBody
 from ostro.entrypoints.http.asgi import Application
 from ostro.entrypoints.http.body import read_form, read_json, read_request
 from ostro.entrypoints.http.context import base_url, caller_of, operations_of
@@ -60,6 +61,7 @@ __all__ = [
     "Batch",
     "BatchResult",
     "Caller",
+    "ChatBody",
     "Classification",
     "ClassifyRequest",
     "Completion",

@@ -16,6 +16,7 @@ from ostro.core.media.worker import MediaSource, MediaWorker
 from ostro.core.messages.outputs import Finish, JobOutput, TokenLogprobs, TokenOutput
 from ostro.core.messages.requests import DEFAULT as DEFAULT_MODEL
 from ostro.core.messages.requests import AdapterRef, Dry, PoolingRequest, Sampling, TokenRequest
+from ostro.core.messages.target import AdapterChoice, ModelTarget
 from ostro.core.messages.text import (
     ChoiceEnd,
     Event,
@@ -28,19 +29,24 @@ from ostro.core.messages.text import (
     Usage,
     text_of,
 )
+from ostro.core.messages.text_requests import (
+    ChatRequest,
+    CompletionRequest,
+    ContentPart,
+    FilePart,
+    Message,
+    ResponseFormat,
+    TextRequest,
+)
 from ostro.core.output import OutputParser, Piece, Tool, ToolChoice
 from ostro.core.pipeline import (
-    AdapterChoice,
     Answer,
     CheckpointSummary,
     Continuation,
-    ModelTarget,
     ReadFile,
     SamplingDefaults,
     ServedModel,
-    StreamOptions,
     TextPipeline,
-    TextRequest,
 )
 from ostro.core.pipeline import parse as parse_request
 from ostro.core.preparation import EXECUTOR as PREPARATION_EXECUTOR
@@ -80,20 +86,25 @@ __all__ = [
     "AddedRequest",
     "Answer",
     "AsyncEngine",
+    "ChatRequest",
     "ChatTemplate",
     "CheckpointSummary",
     "ChoiceEnd",
+    "CompletionRequest",
+    "ContentPart",
     "Continuation",
     "Detokenizer",
     "DraftRequest",
     "Dry",
     "Event",
+    "FilePart",
     "Finish",
     "JobOutput",
     "MaskProcessor",
     "MaskRequest",
     "MediaSource",
     "MediaWorker",
+    "Message",
     "ModelTarget",
     "OutputEvent",
     "OutputParser",
@@ -104,12 +115,12 @@ __all__ = [
     "ReadFile",
     "Reasoning",
     "RequestMedium",
+    "ResponseFormat",
     "Samples",
     "Sampling",
     "SamplingDefaults",
     "ServedModel",
     "Stop",
-    "StreamOptions",
     "TemplateFeatures",
     "Text",
     "TextPipeline",

@@ -168,7 +168,7 @@ from echo.thread import ThreadEngine
 from ostro.core.errors import ContextLengthExceeded
 from ostro.core.tokenizer import load_tokenizer
 from ostro.plugins.pipelines.text.pipeline import Text
-from ostro.plugins.pipelines.text.schema import ChatRequest, CompletionRequest, Message
+from ostro.core.messages.text_requests import ChatRequest, CompletionRequest, Message
 
 async def main():
     tokenizer = load_tokenizer(make_model(Path(sys.argv[2])))

@@ -8,8 +8,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ostro.core.errors import RequestError
-from ostro.core.pipeline import TextRequest
 from ostro.core.records import RequestBody, Route
+from ostro.entrypoints.api.openai.bodies import ChatBody
 from ostro.entrypoints.api.openai.pages import ListPage, make_page
 from ostro.entrypoints.api.openai.types import ChatCompletion
 from ostro.entrypoints.operations.caller import Caller
@@ -111,7 +111,7 @@ async def list_messages(
     return make_page(StoredMessageList, data, more)
 
 
-def stored_chat(body: TextRequest, completion: ChatCompletion) -> StoredChat:
+def stored_chat(body: ChatBody, completion: ChatCompletion) -> StoredChat:
     """Return the document of a completion. A request may state one text as its messages."""
     messages = msgspec.to_builtins(body)["messages"]
     if isinstance(messages, str):

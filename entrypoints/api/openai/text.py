@@ -12,10 +12,14 @@ from typing import Any, Literal, TypeVar
 from msgspec import UNSET, UnsetType
 
 from ostro.core.messages.text import ChoiceEnd, Event
-from ostro.core.pipeline import StreamOptions, TextRequest
 from ostro.core.records import RequestBody, Route
 from ostro.core.store import new_id
 from ostro.entrypoints.api.openai import types
+from ostro.entrypoints.api.openai.bodies import (
+    ChatBody,
+    CompletionBody,
+    StreamOptions,
+)
 from ostro.entrypoints.api.openai.stored_chats import stored_chat
 from ostro.entrypoints.api.openai.types import (
     ChatChunkChoice,
@@ -40,13 +44,13 @@ Chunk = TypeVar("Chunk", ChatCompletionChunk, TextCompletionChunk)
 
 
 async def chat(
-    operations: Operations, caller: Caller, body: TextRequest
+    operations: Operations, caller: Caller, body: ChatBody
 ) -> ChatCompletion | AsyncGenerator[ChatCompletionChunk, None]:
     """Continue a conversation."""
-    documents = operations.documents
+    request, documents = body.to_request(), operations.documents
     if body.store:  # a store that does not work is known before the generation
         await documents.state.room(caller.name)
-    generation = await operations.chat(body, caller)
+    generation = await operations.chat(request, caller)
     head, token_bytes = heading("chatcmpl", generation.model), generation.token_bytes
     if body.store:
         head["id"] = new_id(stored_chats.PREFIX)
@@ -83,10 +87,11 @@ async def chat(
 
 
 async def completions(
-    operations: Operations, caller: Caller, body: TextRequest
+    operations: Operations, caller: Caller, body: CompletionBody
 ) -> TextCompletion | AsyncGenerator[TextCompletionChunk, None]:
     """Continue prompts: text or token ids, one or several."""
-    generation = await operations.complete(body, caller, default_max_tokens=COMPLETION_TOKENS)
+    request = body.to_request()
+    generation = await operations.complete(request, caller, default_max_tokens=COMPLETION_TOKENS)
     head, token_bytes = heading("cmpl", generation.model), generation.token_bytes
 
     def to_choice(event: Event, first: bool) -> TextChoice:
@@ -113,7 +118,7 @@ def heading(prefix: str, model: str) -> dict[str, Any]:
 
 async def chunks(
     generation: Generation,
-    body: TextRequest,
+    body: ChatBody | CompletionBody,
     new_chunk: Callable[..., Chunk],
     to_choice: Callable[[Event, bool], Any],
 ) -> AsyncGenerator[Chunk, None]:
@@ -142,19 +147,19 @@ async def chunks(
 
 
 def routes(operations: Operations) -> list[Route]:
-    """Return the routes; the text pipeline defines the requests."""
+    """Return the routes."""
     return [
         Route(
             name="POST /v1/chat/completions",
             handler=chat,
-            request=operations.chat_request,
+            request=ChatBody,
             response=ChatCompletion,
             events=ChatCompletionChunk,
         ),
         Route(
             name="POST /v1/completions",
             handler=completions,
-            request=operations.completion_request,
+            request=CompletionBody,
             body=RequestBody(max_inputs=MAX_PROMPTS),
             response=TextCompletion,
             events=TextCompletionChunk,

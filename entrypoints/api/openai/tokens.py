@@ -6,8 +6,8 @@ from typing import Literal
 
 import msgspec
 
-from ostro.core.pipeline import TextRequest
 from ostro.core.records import Route
+from ostro.entrypoints.api.openai.bodies import ChatBody
 from ostro.entrypoints.operations.caller import Caller
 from ostro.entrypoints.operations.operations import Operations
 
@@ -19,18 +19,18 @@ class InputTokens(msgspec.Struct, kw_only=True):
     object: Literal["response.input_tokens"] = "response.input_tokens"
 
 
-async def count(operations: Operations, caller: Caller, body: TextRequest) -> InputTokens:
+async def count(operations: Operations, caller: Caller, body: ChatBody) -> InputTokens:
     """Count the prompt tokens of a chat."""
-    return InputTokens(input_tokens=await operations.count(body, caller))
+    return InputTokens(input_tokens=await operations.count(body.to_request(), caller))
 
 
 def routes(operations: Operations) -> list[Route]:
-    """Return the routes; the text pipeline defines the request."""
+    """Return the routes."""
     return [
         Route(
             name="POST /v1/chat/completions/input_tokens",
             handler=count,
-            request=operations.chat_request,
+            request=ChatBody,
             response=InputTokens,
             example={"messages": [{"role": "user", "content": "hello"}]},
         )

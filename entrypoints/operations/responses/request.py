@@ -10,7 +10,9 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from ostro.core.errors import RequestError, Unsupported
-from ostro.core.pipeline import Metadata, ModelTarget, TextRequest, parse
+from ostro.core.messages.text_requests import ChatRequest
+from ostro.core.pipeline import ModelTarget, parse
+from ostro.entrypoints.operations.metadata import Metadata
 from ostro.entrypoints.operations.responses.chat import chat_messages
 from ostro.entrypoints.operations.responses.items import (
     INPUT_KINDS,
@@ -309,7 +311,7 @@ def chat_fields(request: InputTokensRequest, items: Sequence[Item]) -> dict[str,
     }
     if isinstance(request, ResponseRequest):
         fields |= {
-            "max_completion_tokens": request.max_output_tokens,
+            "max_tokens": request.max_output_tokens,
             "logprobs": request.wants_logprobs or None,
             "top_logprobs": request.top_logprobs or None,
         }
@@ -318,11 +320,9 @@ def chat_fields(request: InputTokensRequest, items: Sequence[Item]) -> dict[str,
     return fields
 
 
-def chat_request(
-    request: InputTokensRequest, items: Sequence[Item], kind: type[TextRequest]
-) -> TextRequest:
-    """Return the chat request of this type. Raises as `parse`."""
-    return parse(chat_fields(request, items), kind)
+def chat_request(request: InputTokensRequest, items: Sequence[Item]) -> ChatRequest:
+    """Return the chat request that continues items. Raises as `parse`."""
+    return parse(chat_fields(request, items), ChatRequest)
 
 
 def chat_tool(tool: FunctionTool) -> dict[str, Any]:
@@ -337,7 +337,6 @@ def builtins(value: Any) -> Any:
 
 
 NAMES: Mapping[str, str] = {
-    "max_completion_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens",
     "messages": "input",
     "prompt": "input",

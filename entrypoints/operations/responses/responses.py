@@ -18,7 +18,7 @@ from ostro.core.errors import (
     StoreError,
     Unsupported,
 )
-from ostro.core.pipeline import TextRequest
+from ostro.core.messages.text_requests import ChatRequest
 from ostro.entrypoints.operations.caller import ANYONE, Caller
 from ostro.entrypoints.operations.conversations import Conversations
 from ostro.entrypoints.operations.jobs import Job
@@ -205,10 +205,10 @@ class Responses:
         except (RequestError, Unsupported) as error:
             raise with_own_field(error) from None
 
-    def chat_request(self, request: InputTokensRequest, items: Sequence[Item]) -> TextRequest:
+    def chat_request(self, request: InputTokensRequest, items: Sequence[Item]) -> ChatRequest:
         """Return the request of the operation. Raises RequestError and Unsupported."""
         try:
-            return chat_request(request, items, self.operations.chat_request)
+            return chat_request(request, items)
         except (RequestError, Unsupported) as error:
             raise with_own_field(error) from None
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from msgspec import to_builtins
 
 from ostro.errors import RequestError, Unsupported
-from ostro.pipelines import TextRequest, parse_request
+from ostro.pipelines import ChatRequest, parse_request
 from ostro.plugins.apis.anthropic.schema import (
     Block,
     CountTokensRequest,
@@ -33,7 +33,6 @@ Placed = tuple[str, Block]
 """A content block and its path in the request."""
 Parts = list[dict[str, Any]]
 """Content parts of a chat message."""
-Chat = TypeVar("Chat", bound=TextRequest)
 SAMPLING = {
     "max_tokens": "max_tokens",
     "stop_sequences": "stop",
@@ -45,8 +44,8 @@ SAMPLING = {
 """Fields of a request, and those of a chat request."""
 
 
-def chat_request(request: CountTokensRequest, kind: type[Chat]) -> Chat:
-    """Return the chat request of a request. kind: `Operations.chat_request`.
+def chat_request(request: CountTokensRequest) -> ChatRequest:
+    """Return the chat request of a request.
 
     A final message of the assistant is continued. Raises RequestError for a malformed conversation,
     and Unsupported.
@@ -72,7 +71,9 @@ def chat_request(request: CountTokensRequest, kind: type[Chat]) -> Chat:
                 param="messages",
             )
         fields |= {"continue_final_message": True, "add_generation_prompt": False}
-    return parse_request({name: x for name, x in fields.items() if x not in (None, [], {})}, kind)
+    return parse_request(
+        {name: x for name, x in fields.items() if x not in (None, [], {})}, ChatRequest
+    )
 
 
 def chat_messages(request: CountTokensRequest) -> Parts:

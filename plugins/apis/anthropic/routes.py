@@ -85,7 +85,7 @@ async def generate(operations: Operations, caller: Caller, body: MessagesRequest
 
     Clients have to send `max_tokens`, and know nothing of the context.
     """
-    request = chat_request(body, operations.chat_request)
+    request = chat_request(body)
     try:
         return await operations.chat(request, caller)
     except ContextLengthExceeded as error:
@@ -99,7 +99,7 @@ async def count_tokens(
     operations: Operations, caller: Caller, body: CountTokensRequest
 ) -> TokenCount:
     """Count the tokens of a conversation."""
-    request = chat_request(body, operations.chat_request)
+    request = chat_request(body)
     return TokenCount(input_tokens=await operations.count(request, caller))
 
 

@@ -24,7 +24,7 @@ from ostro.http import (
     Operations,
     RequestBody,
 )
-from ostro.pipelines import parse_request
+from ostro.pipelines import ChatRequest, CompletionRequest, parse_request
 from ostro.plugins.apis.ollama.answers import (
     Clock,
     Form,
@@ -123,15 +123,18 @@ async def generate_with(
 
 async def started(operations: Operations, caller: Caller, fields: dict[str, Any]) -> Generation:
     """Start a generation. Tokens to generate are limited to the rest of the context."""
-    is_chat = "messages" in fields
-    kind = operations.chat_request if is_chat else operations.completion_request
-    start = operations.chat if is_chat else operations.complete
+
+    async def start(fields: dict[str, Any]) -> Generation:
+        if "messages" in fields:
+            return await operations.chat(parse_request(fields, ChatRequest), caller)
+        return await operations.complete(parse_request(fields, CompletionRequest), caller)
+
     try:
-        return await start(parse_request(fields, kind), caller)
+        return await start(fields)
     except ContextLengthExceeded as error:
         if error.param != "max_tokens":
             raise
-    return await start(parse_request({**fields, "max_tokens": None}, kind), caller)
+    return await start({**fields, "max_tokens": None})
 
 
 async def embed(

@@ -7,8 +7,7 @@ llama.cpp's.
 from __future__ import annotations
 
 from ostro import Route
-from ostro.http import Caller, DetokenizeRequest, Operations
-from ostro.pipelines import TextRequest
+from ostro.http import Caller, ChatBody, DetokenizeRequest, Operations
 from ostro.plugins.apis.text_tools.schema import (
     PromptResponse,
     TokenizeBody,
@@ -22,7 +21,7 @@ from ostro.plugins.apis.text_tools.schema import (
 
 async def tokenize(operations: Operations, caller: Caller, body: TokenizeBody) -> TokenizeResponse:
     """Convert a text or a conversation to token ids."""
-    request = chat_of(body, operations.chat_request) if has_messages(body) else text_of(body)
+    request = chat_of(body) if has_messages(body) else text_of(body)
     tokens = await operations.tokenize(request, caller)
     response = TokenizeResponse(
         count=len(tokens.tokens),
@@ -42,15 +41,13 @@ async def detokenize(
     return PromptResponse(prompt=text, content=text)
 
 
-async def apply_template(
-    operations: Operations, caller: Caller, body: TextRequest
-) -> PromptResponse:
+async def apply_template(operations: Operations, caller: Caller, body: ChatBody) -> PromptResponse:
     """Return the prompt of a chat as text."""
     return PromptResponse(prompt=await operations.render(body, caller))
 
 
 def routes(operations: Operations) -> list[Route]:
-    """Return the routes; the text pipeline defines the chats."""
+    """Return the routes."""
     return [
         Route(
             name="POST /tokenize",
@@ -69,7 +66,7 @@ def routes(operations: Operations) -> list[Route]:
         Route(
             name="POST /apply-template",
             handler=apply_template,
-            request=operations.chat_request,
+            request=ChatBody,
             response=PromptResponse,
             example={"messages": [{"role": "user", "content": "hello"}]},
         ),

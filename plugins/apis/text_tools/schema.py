@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from ostro.errors import RequestError
 from ostro.http import TokenizeRequest, Tokens
-from ostro.pipelines import ModelTarget, TextRequest, parse_request
+from ostro.pipelines import ChatRequest, ModelTarget, parse_request
 
 TARGET = ("model", "adapters", "adapter")
 """Fields that select the model."""
@@ -112,13 +112,10 @@ def text_of(body: TokenizeBody) -> TokenizeRequest:
     )
 
 
-def chat_of(body: TokenizeBody, kind: type[TextRequest]) -> TextRequest:
-    """Return a conversation for the operation; `kind` is the type of chats of the text pipeline.
-
-    Raises RequestError for malformed messages.
-    """
+def chat_of(body: TokenizeBody) -> ChatRequest:
+    """Return a conversation for the operation. Raises RequestError for malformed messages."""
     fields = {name: msgspec.to_builtins(getattr(body, name)) for name in (*TARGET, *CHAT)}
-    return parse_request(fields, kind)
+    return parse_request(fields, ChatRequest)
 
 
 def pieces_of(found: Tokens) -> list[int | TokenPiece]:

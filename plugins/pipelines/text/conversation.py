@@ -9,9 +9,15 @@ from msgspec import to_builtins
 
 from ostro.errors import RequestError, Unsupported
 from ostro.pipelines import RESERVED_TEMPLATE_VARIABLES as RESERVED
-from ostro.pipelines import ChatTemplate, TemplateFeatures, split_media
+from ostro.pipelines import (
+    ChatRequest,
+    ChatTemplate,
+    ContentPart,
+    Message,
+    TemplateFeatures,
+    split_media,
+)
 from ostro.pipelines import RequestMedium as Medium
-from ostro.plugins.pipelines.text.schema import ChatRequest, ContentPart, Message
 
 MAX_MESSAGES = 10_000
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")

@@ -10,9 +10,8 @@ import mimetypes
 from msgspec.structs import replace
 
 from ostro.errors import RequestError, Unsupported
-from ostro.pipelines import ReadFile
+from ostro.pipelines import ChatRequest, ContentPart, FilePart, ReadFile
 from ostro.plugins.pipelines.fetch import MAX_BYTES
-from ostro.plugins.pipelines.text.schema import ChatRequest, ContentPart, FilePart
 
 KINDS = ("image", "audio", "video")
 TEXT_TYPES = ("image/svg+xml", "video/mp2t")

@@ -15,7 +15,9 @@ from ostro.pipelines import PREPARATION_EXECUTOR as EXECUTOR
 from ostro.pipelines import (
     AdapterRef,
     AsyncEngine,
+    ChatRequest,
     ChoiceEnd,
+    CompletionRequest,
     Event,
     MediaSource,
     ReadFile,
@@ -29,7 +31,6 @@ from ostro.plugins.pipelines.text.continuation import PromptContinuation
 from ostro.plugins.pipelines.text.conversation import has_media
 from ostro.plugins.pipelines.text.files import attach_files
 from ostro.plugins.pipelines.text.prepare import Preparer
-from ostro.plugins.pipelines.text.schema import ChatRequest, CompletionRequest
 
 ID_BYTES = 8
 """Typical bytes of a token id as JSON, with what separates it from the next."""
@@ -38,9 +39,6 @@ T = TypeVar("T")
 
 class Text(Preparer):
     """Generates chat and text completions. See `ostro.core.pipeline.TextPipeline`."""
-
-    chat_request = ChatRequest
-    completion_request = CompletionRequest
 
     def __init__(self, model: ServedModel, engine: AsyncEngine) -> None:
         super().__init__(model)

@@ -14,10 +14,13 @@ from ostro import Prompt
 from ostro.errors import RequestError, Unsupported, UsageError
 from ostro.pipelines import (
     AdapterRef,
+    ChatRequest,
     ChatTemplate,
+    CompletionRequest,
     OutputParser,
     Sampling,
     ServedModel,
+    TextRequest,
     TokenRequest,
     missing_template,
     prompt_tokens,
@@ -37,7 +40,6 @@ from ostro.plugins.pipelines.text.sampling import (
     describe_type_error,
     sampling_of,
 )
-from ostro.plugins.pipelines.text.schema import ChatRequest, CompletionRequest, GenerationRequest
 from ostro.plugins.pipelines.text.structure import (
     GRAMMAR,
     check_ends,
@@ -154,7 +156,7 @@ class Preparer:
         """The bytes of one token in a text, the name of a control token."""
         return self.tokenizer.piece(token)
 
-    def context_of(self, request: GenerationRequest | None) -> int:
+    def context_of(self, request: TextRequest | None) -> int:
         """The most tokens of prompt and output: those of the context, or fewer by the request.
 
         Raises RequestError for a number that is not positive.
@@ -205,7 +207,7 @@ class Preparer:
         sampling: Sampling,
         *,
         adapters: Sequence[AdapterRef] = (),
-        request: GenerationRequest | None = None,
+        request: TextRequest | None = None,
         first: int = 0,
         parser: NewParser | None = None,
     ) -> PromptContinuation:

@@ -8,9 +8,8 @@ from typing import Any
 
 import msgspec
 
-from ostro.errors import ContextLengthExceeded, RequestError, Unsupported
-from ostro.pipelines import Dry, Sampling, Tokenizer
-from ostro.plugins.pipelines.text.schema import ChatRequest, CompletionRequest, GenerationRequest
+from ostro.errors import ContextLengthExceeded, RequestError
+from ostro.pipelines import ChatRequest, CompletionRequest, Dry, Sampling, TextRequest, Tokenizer
 from ostro.plugins.pipelines.text.structure import check_ends, processors_of
 
 BREAKERS = ("\n", ":", '"', "*")
@@ -36,7 +35,7 @@ TYPES = {
 
 
 def sampling_of(
-    request: GenerationRequest, tokenizer: Tokenizer, vocab: int, defaults: Mapping[str, Any]
+    request: TextRequest, tokenizer: Tokenizer, vocab: int, defaults: Mapping[str, Any]
 ) -> Sampling:
     """The sampling of a request; `defaults` apply to missing fields.
 
@@ -58,8 +57,6 @@ def sampling_of(
         values["top_k"] = 0
     if isinstance(request, ChatRequest):
         values["logprobs"] = (request.top_logprobs or 0) if request.logprobs else None
-        if request.max_completion_tokens is not None:
-            values["max_tokens"] = request.max_completion_tokens
     echoes = isinstance(request, CompletionRequest) and request.echo
     if echoes and values.get("logprobs") is not None:
         values.setdefault("prompt_logprobs", values["logprobs"])
@@ -75,9 +72,8 @@ def sampling_of(
     return sampling
 
 
-def check(request: GenerationRequest) -> None:
-    """Raise an error for contradictory fields and for features that are not implemented."""
-    check_stream(request)
+def check(request: TextRequest) -> None:
+    """Raise RequestError for fields that are out of range or contradict each other."""
     if len(request.stop_token_ids or ()) > MAX_STOP_IDS:
         raise RequestError(f"more than {MAX_STOP_IDS} stop_token_ids", param="stop_token_ids")
     if len(request.cache_salt or "") > MAX_SALT:
@@ -89,8 +85,6 @@ def check(request: GenerationRequest) -> None:
     elif isinstance(request, CompletionRequest):
         if request.best_of is not None and not (request.n or 1) <= request.best_of <= MAX_BEST_OF:
             raise RequestError(f"best_of is not within n..{MAX_BEST_OF}", param="best_of")
-        if request.stream and ranks(request):
-            raise RequestError("best_of greater than n cannot be streamed", param="best_of")
         if request.suffix and request.echo:
             raise RequestError("suffix excludes echo", param="suffix")
 
@@ -100,45 +94,18 @@ def ranks(request: CompletionRequest) -> bool:
     return request.best_of is not None and request.best_of > (request.n or 1)
 
 
-def check_stream(request: GenerationRequest) -> None:
-    """Raise an error for stream options without a stream, and for obfuscation."""
-    options = request.stream_options
-    if options is None:
-        return
-    if not request.stream:
-        raise RequestError("stream_options needs stream=true", param="stream_options")
-    if options.include_obfuscation:
-        raise Unsupported(
-            "stream_options.include_obfuscation: padding of events is not implemented; use false",
-            param="stream_options",
-        )
-
-
 def check_chat(request: ChatRequest) -> None:
-    """Raise an error for fields of a chat that contradict each other or are not implemented."""
+    """Raise RequestError for fields of a chat that contradict each other."""
     if request.top_logprobs is not None and not request.logprobs:
         raise RequestError("top_logprobs needs logprobs=true", param="top_logprobs")
     if request.top_logprobs is not None and not 0 <= request.top_logprobs <= 20:
         raise RequestError("top_logprobs is not within 0..20", param="top_logprobs")
-    if "audio" in (request.modalities or ()):
-        raise Unsupported("modalities: this server's chats generate text only", param="modalities")
-    if request.max_tokens is not None and request.max_completion_tokens is not None:
-        if request.max_tokens != request.max_completion_tokens:
-            raise RequestError(
-                "max_tokens and max_completion_tokens differ; use max_completion_tokens",
-                param="max_completion_tokens",
-            )
-    if request.service_tier not in (None, "auto", "default"):
-        raise Unsupported(
-            f"service_tier {request.service_tier!r:.40}: the server has one tier; use auto",
-            param="service_tier",
-        )
     for name in ("tool_choice", "parallel_tool_calls"):
         if getattr(request, name) is not None and not request.tools:
             raise RequestError(f"{name} needs tools", param=name)
 
 
-def bias_of(request: GenerationRequest) -> dict[int, float]:
+def bias_of(request: TextRequest) -> dict[int, float]:
     """The logit bias by token id; keys in JSON are strings."""
     given = request.logit_bias or {}
     if len(given) > MAX_BIASES:
@@ -151,7 +118,7 @@ def bias_of(request: GenerationRequest) -> dict[int, float]:
     return biases
 
 
-def dry_of(request: GenerationRequest, tokenizer: Tokenizer) -> Dry | None:
+def dry_of(request: TextRequest, tokenizer: Tokenizer) -> Dry | None:
     """The DRY penalty; None without a multiplier.
 
     A breaker becomes the last token of "a" + breaker: its token in running text.

@@ -10,8 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ostro.errors import RequestError, Unsupported, UsageError
-from ostro.pipelines import Sampling
-from ostro.plugins.pipelines.text.schema import GenerationRequest, ResponseFormat
+from ostro.pipelines import ResponseFormat, Sampling, TextRequest
 
 GRAMMAR = "grammar"
 """The name of the logits processor."""
@@ -41,7 +40,7 @@ Form = tuple[str, dict[str, Any]]
 """A request field and the parameter that it states."""
 
 
-def processors_of(request: GenerationRequest) -> dict[str, Any]:
+def processors_of(request: TextRequest) -> dict[str, Any]:
     """The parameters of logits processors of a request, a grammar among them.
 
     Raises RequestError for a malformed field, and for two fields that constrain the output.
@@ -95,7 +94,7 @@ def spare_reasoning(
     return replace(sampling, processors={**sampling.processors, GRAMMAR: delayed})
 
 
-def forms_of(request: GenerationRequest) -> Iterator[Form]:
+def forms_of(request: TextRequest) -> Iterator[Form]:
     """The fields of a request that constrain the output."""
     if (form := request.response_format) is not None:
         check_format(form)

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ostro.errors import RequestError
-from ostro.pipelines import Tool, ToolChoice
-from ostro.plugins.pipelines.text.schema import ChatRequest
+from ostro.pipelines import ChatRequest, Tool, ToolChoice
 
 MAX_TOOLS = 512
 CHOICES = 'auto, none, required, {"type": "function", ...} or {"type": "allowed_tools", ...}'

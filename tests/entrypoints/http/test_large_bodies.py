@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ostro.core.errors import RequestError, Unsupported, nearest
+from ostro.core.messages.text_requests import CompletionRequest
 from ostro.entrypoints.http import body as bodies
 from ostro.entrypoints.http import budget
 from ostro.entrypoints.http.errors import HANDLERS
@@ -26,7 +27,6 @@ from ostro.entrypoints.operations import decoding, json_scanner
 from ostro.entrypoints.operations.decoding import decode, decode_object
 from ostro.entrypoints.operations.service import Service
 from ostro.plugins.pipelines.text.pipeline import size_of_json
-from ostro.plugins.pipelines.text.schema import CompletionRequest
 
 
 def keys(number: int, *more: str) -> bytes:

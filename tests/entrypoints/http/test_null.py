@@ -11,10 +11,28 @@ import msgspec
 import pytest
 from msgspec import inspect
 
-from ostro.core.pipeline import AdapterChoice, StreamOptions, parse
+from ostro.core.messages.text_requests import (
+    ChatRequest,
+    CompletionRequest,
+    ContentPart,
+    FilePart,
+    FunctionCall,
+    Grammar,
+    Message,
+    NamedSchema,
+    ResponseFormat,
+    StructuredOutputs,
+)
+from ostro.core.pipeline import AdapterChoice, parse
 from ostro.entrypoints import http, operations
 from ostro.entrypoints.api import openai
 from ostro.entrypoints.api import server as server_api
+from ostro.entrypoints.api.openai.bodies import (
+    ChatBody,
+    CompletionBody,
+    PromptCacheOptions,
+    StreamOptions,
+)
 from ostro.entrypoints.api.openai.models import ModelListRequest
 from ostro.entrypoints.api.openai.responses import RetrieveRequest
 from ostro.entrypoints.api.openai.speech import VoicesRequest
@@ -52,23 +70,12 @@ from ostro.entrypoints.operations.vectors import (
     RerankRequest,
     ScoreRequest,
 )
-from ostro.plugins.pipelines.text.schema import (
-    ChatRequest,
-    CompletionRequest,
-    ContentPart,
-    FilePart,
-    FunctionCall,
-    Grammar,
-    Message,
-    NamedSchema,
-    PromptCacheOptions,
-    ResponseFormat,
-    StructuredOutputs,
-)
 
 REQUESTS: dict[type[msgspec.Struct], dict[str, Any]] = {
     ChatRequest: {"messages": "hi"},
     CompletionRequest: {"prompt": "hi"},
+    ChatBody: {"messages": "hi"},
+    CompletionBody: {"prompt": "hi"},
     EmbeddingRequest: {"input": "hi"},
     RerankRequest: {"query": "hi", "documents": ["a"]},
     ClassifyRequest: {"input": "hi"},
@@ -130,14 +137,14 @@ NESTED: dict[type[msgspec.Struct], dict[str, Any]] = {
 
 def request_types() -> set[type[msgspec.Struct]]:
     """The requests of the operations, of the modules of the routes and of the text pipeline."""
-    from ostro.plugins.pipelines.text import schema
+    from ostro.core.messages import text_requests
 
     names = [
         f"{package.__name__}.{file.stem}"
         for package in (http, operations, openai, server_api)
         for file in sorted(Path(package.__path__[0]).glob("*.py"))
     ]
-    modules = [schema, *(importlib.import_module(name) for name in names)]
+    modules = [text_requests, *(importlib.import_module(name) for name in names)]
     structs = {
         value
         for module in modules
@@ -153,7 +160,7 @@ def request_types() -> set[type[msgspec.Struct]]:
 
 
 def test_every_type_of_a_route_is_listed_here() -> None:
-    assert request_types() == REQUESTS.keys()
+    assert request_types() | {ChatBody, CompletionBody} == REQUESTS.keys()
 
 
 def test_every_type_inside_of_a_request_is_listed_here() -> None:

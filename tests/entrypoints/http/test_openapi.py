@@ -55,11 +55,11 @@ def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
 
 def test_extensions_and_fields_without_effect_are_marked(document: dict[str, Any]) -> None:
     schemas = document["components"]["schemas"]
-    chat = schemas["ChatRequest"]
+    chat = schemas["ChatBody"]
     assert chat["properties"]["min_p"]["x-ostro-extension"]
     assert "x-ostro-extension" not in chat["properties"]["top_p"]
     assert "No effect" in chat["properties"]["user"]["description"]
-    assert "store" not in schemas["CompletionRequest"]["properties"]
+    assert "store" not in schemas["CompletionBody"]["properties"]
     assert chat["additionalProperties"] is False and chat["required"] == ["messages"]
 
 

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from ostro.core.errors import DocumentNotFound, OstroError, Overloaded
 from ostro.core.messages.text import ChoiceEnd, Text
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import resolve
 from ostro.entrypoints.operations.caller import ANYONE, Caller, Forbidden
 from ostro.entrypoints.operations.responses import runner
 from ostro.entrypoints.operations.responses.request import ResponseBody, read_response_request
@@ -42,9 +41,8 @@ def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 class Operations:
     """Answers every chat with "yes"; the first `errors` are raised instead."""
 
-    def __init__(self, plugins: PluginManager, *errors: OstroError) -> None:
-        text = resolve(plugins.get("pipelines", "text").pipeline)
-        self.chat_request, self.errors, self.asked = text.chat_request, [*errors], 0
+    def __init__(self, *errors: OstroError) -> None:
+        self.errors, self.asked = [*errors], 0
         self.service = SimpleNamespace(admit=self.admit)
 
     async def admit(self, *_: Any) -> Any:
@@ -79,7 +77,7 @@ def run(
     delete: bool = False,
 ) -> tuple[Response | None, int]:
     """Run a response that was begun `attempts` times; return its end, and the number of chats."""
-    operations: Any = Operations(plugins, *errors)
+    operations: Any = Operations(*errors)
 
     async def main() -> Response | None:
         state: State = open_state("memory", None, plugins)

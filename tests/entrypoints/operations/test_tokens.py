@@ -18,6 +18,7 @@ from ostro.core.errors import (
     Unsupported,
 )
 from ostro.core.messages.commands import ModelInfo
+from ostro.core.messages.text_requests import ChatRequest
 from ostro.core.pipeline import parse
 from ostro.core.tokenizer import load_tokenizer
 from ostro.entrypoints.operations.operations import Operations
@@ -43,20 +44,20 @@ def operations(tmp_path_factory: pytest.TempPathFactory) -> Operations:
     service.models["base"] = {"text": Text(base, engine)}
     service.models["vectors"] = {"embed": Vectors(echo, engine)}
     service.models["echo"] = {"text": Text(echo, engine)}
-    return Operations(service, Text)
+    return Operations(service)
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(work)
 
 
-def chat(operations: Operations, text: str, **more: Any) -> Any:
+def chat(text: str, **more: Any) -> ChatRequest:
     fields = {"model": "echo", "messages": [{"role": "user", "content": text}], **more}
-    return parse(fields, operations.chat_request)
+    return parse(fields, ChatRequest)
 
 
 def test_a_conversation_is_rendered_and_counted(operations: Operations) -> None:
-    request = chat(operations, "hé")
+    request = chat("hé")
     prompt = "<|im_start|>user\nhé<|im_end|>\n<|im_start|>assistant\n"
     assert run(operations.render(request)) == prompt
     found = run(operations.tokenize(request))
@@ -65,16 +66,16 @@ def test_a_conversation_is_rendered_and_counted(operations: Operations) -> None:
     assert run(operations.detokenize(DetokenizeRequest(tokens=found.tokens))) == prompt
     assert run(operations.count(request)) == len(found.tokens) == 22
     tool = {"type": "function", "function": {"name": "look"}}
-    longer = chat(operations, "hé", tools=[tool], add_generation_prompt=False)
+    longer = chat("hé", tools=[tool], add_generation_prompt=False)
     assert '"name": "look"' in run(operations.render(longer))
     assert not run(operations.render(longer)).endswith("assistant\n")
 
 
 def test_a_count_may_exceed_the_context(operations: Operations) -> None:
-    assert run(operations.count(chat(operations, "a" * 200))) == 219 > CONTEXT
+    assert run(operations.count(chat("a" * 200))) == 219 > CONTEXT
     with pytest.raises(ContextLengthExceeded, match="256"):
-        run(operations.count(chat(operations, "a" * 250)))
-    assert run(operations.count(chat(operations, "a"))) == 20
+        run(operations.count(chat("a" * 250)))
+    assert run(operations.count(chat("a"))) == 20
 
 
 def test_control_tokens_in_texts(operations: Operations) -> None:
@@ -82,7 +83,7 @@ def test_control_tokens_in_texts(operations: Operations) -> None:
     assert run(operations.tokenize(TokenizeRequest(text=text))).tokens == [START_ID]
     plain = TokenizeRequest(text=text, parse_special=False)
     assert run(operations.tokenize(plain)).tokens == list(text.encode())
-    assert START_ID not in run(operations.tokenize(chat(operations, text))).tokens[1:-11]
+    assert START_ID not in run(operations.tokenize(chat(text))).tokens[1:-11]
 
 
 def test_any_model_with_a_tokenizer_tokenizes(operations: Operations) -> None:
@@ -90,7 +91,7 @@ def test_any_model_with_a_tokenizer_tokenizes(operations: Operations) -> None:
     assert (found.model, found.tokens) == ("vectors", [104, 105])
     assert run(operations.detokenize(DetokenizeRequest(model="vectors", tokens=[104]))) == "h"
     with pytest.raises(Unsupported, match="vectors supports embed, not text"):
-        run(operations.count(chat(operations, "hi", model="vectors")))
+        run(operations.count(chat("hi", model="vectors")))
     with pytest.raises(NotFound, match="'nothing' not found"):
         run(operations.tokenize(TokenizeRequest(text="hi", model="nothing")))
 
@@ -104,7 +105,7 @@ def test_ids_outside_of_the_vocabulary(operations: Operations, token: int) -> No
 
 
 def test_a_model_without_a_template(operations: Operations) -> None:
-    request = chat(operations, "hi", model="base")
+    request = chat("hi", model="base")
     for work in (operations.render(request), operations.count(request)):
         with pytest.raises(TemplateError, match="no chat template"):
             run(work)
@@ -113,7 +114,7 @@ def test_a_model_without_a_template(operations: Operations) -> None:
 
 def test_media_are_refused_by_a_text_model(operations: Operations) -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-    request = chat(operations, "", messages=[{"role": "user", "content": [image]}])
+    request = chat("", messages=[{"role": "user", "content": [image]}])
     for work in (operations.render(request), operations.count(request)):
         with pytest.raises(Unsupported, match="accepts text only, not image"):
             run(work)

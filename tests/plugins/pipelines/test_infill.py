@@ -7,11 +7,11 @@ import tokenizers
 from echo.model import make_tokenizer, served_echo
 
 from ostro.core.errors import Unsupported
+from ostro.core.messages.text_requests import CompletionRequest
 from ostro.core.pipeline import parse
 from ostro.core.tokenizer import Tokenizer
 from ostro.plugins.pipelines.text.infill import NAMES, SUFFIX_FIRST, InfillTokens
 from ostro.plugins.pipelines.text.prepare import Preparer
-from ostro.plugins.pipelines.text.schema import CompletionRequest
 
 
 def tokenizer_with(*names: str, **roles: str) -> Tokenizer:

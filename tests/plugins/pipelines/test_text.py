@@ -19,17 +19,18 @@ from ostro.core.messages.outputs import TokenLogprobs, TokenOutput
 from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.messages.text import ChoiceEnd, Event, ToolCallEnd, ToolCallStart
 from ostro.core.messages.text import Text as OutputText
+from ostro.core.messages.text_requests import ChatRequest, CompletionRequest, Message
 from ostro.core.output import Piece
 from ostro.core.pipeline import SamplingDefaults, parse
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.tokenizer import Tokenizer, load_tokenizer
 from ostro.core.tokenizer.stop import Stop
+from ostro.entrypoints.api.openai.bodies import ChatBody, CompletionBody
 from ostro.entrypoints.operations.text import Choice as Joined
 from ostro.entrypoints.operations.text import ChoiceBuilder
 from ostro.plugins.pipelines.text.choice import Choice
 from ostro.plugins.pipelines.text.pipeline import Text
 from ostro.plugins.pipelines.text.sampling import bias_of, check_length
-from ostro.plugins.pipelines.text.schema import ChatRequest, CompletionRequest, Message
 
 
 @pytest.fixture(scope="module")
@@ -400,7 +401,7 @@ def test_malformed_requests_are_rejected(
     body: dict[str, Any], kind: type[Exception], param: str
 ) -> None:
     with pytest.raises(kind) as raised:
-        parse(body, CompletionRequest)
+        parse(body, CompletionBody)
     assert getattr(raised.value, "param", None) == param
 
 
@@ -438,7 +439,7 @@ def test_parse_takes_what_clients_send() -> None:
             "temperature": 1,
             "stop": None,
         },
-        ChatRequest,
+        ChatBody,
     )
     assert request.messages == [Message(role="assistant")] and request.temperature == 1.0
 

@@ -11,12 +11,12 @@ from echo.model import make_model, served_echo
 
 from ostro.core.chat import ChatTemplate
 from ostro.core.errors import RequestError, Unsupported, UsageError
+from ostro.core.messages.text_requests import ChatRequest
 from ostro.core.pipeline import ServedModel, parse
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Parser, Settings
 from ostro.core.tokenizer import load_tokenizer
 from ostro.plugins.pipelines.text.prepare import Preparer
-from ostro.plugins.pipelines.text.schema import ChatRequest
 
 HERMES = (
     '{# <tool_call>{"name": 1, "arguments": 2} #}{{ tools and "" }}{{ messages[-1].content }}'

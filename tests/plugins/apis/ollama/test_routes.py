@@ -260,8 +260,8 @@ def test_a_client_that_leaves_aborts_its_request(
     monkeypatch.setattr(server.echo, "step_seconds", 0.05)  # 200 s in all
     body = {**HI, "messages": [{"role": "user", "content": "a" * 4000}]}
     with server.http.stream("POST", CHAT, json=body) as answer:
-        next(answer.iter_lines())
-        assert server.echo.live
+        first = next(answer.iter_lines())
+        assert server.echo.live, first
     begin = time.monotonic()
     while server.echo.live:
         assert time.monotonic() - begin < 120, "the request goes on"

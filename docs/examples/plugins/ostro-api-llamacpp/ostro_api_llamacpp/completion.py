@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from ostro import Route
 from ostro.http import DATA_EVENTS, Caller, Generation, Operations
-from ostro.pipelines import ChoiceEnd, Text, parse_request
+from ostro.pipelines import ChoiceEnd, CompletionRequest, Text, parse_request
 
 NAMES = {"n_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 """Names of fields in ostro, as far as they differ."""
@@ -58,7 +58,7 @@ async def complete(
     operations: Operations, caller: Caller, body: LlamaCppRequest
 ) -> LlamaCppCompletion | AsyncGenerator[LlamaCppCompletion, None]:
     """Continue a prompt."""
-    request = parse_request(fields_of(body), operations.completion_request)
+    request = parse_request(fields_of(body), CompletionRequest)
     generation = await operations.complete(request, caller)
     if body.stream:
         return stream(generation)

@@ -1,34 +1,17 @@
-"""The requests of the text pipeline: those of OpenAI's chat and completions routes.
+"""Requests for text: what a client wants, before a pipeline makes it a request of the engine.
 
-Sampling fields that OpenAI's API lacks have vLLM's names.
+The names of the fields are those of OpenAI's API, and vLLM's for what that API lacks. Each API
+family converts its own requests to these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, Literal
 
 import msgspec
 
-from ostro.pipelines import ModelTarget, TextRequest
+from ostro.core.messages.target import ModelTarget
 
-UNSUPPORTED: Mapping[str, str] = {
-    "mm_processor_kwargs": "a setting of the processor of media",
-}
-"""Fields of other servers that would change the output, with their features."""
-
-EXTENSIONS = ModelTarget.extensions | frozenset(
-    "top_k min_p typical_p repetition_penalty dry_multiplier dry_base dry_allowed_length "
-    "dry_penalty_last_n dry_sequence_breakers min_tokens max_total_tokens ignore_eos "
-    "stop_token_ids include_stop_str_in_output cache_salt priority speculate prompt_logprobs "
-    "chat_template_kwargs add_generation_prompt continue_final_message processors "
-    "logits_processors response_format grammar json_schema guided_json guided_regex guided_choice "
-    "guided_grammar structured_outputs".split()
-)
-"""Fields that OpenAI's API lacks."""
-
-
-CACHE = "the prefix cache finds repeated prefixes by itself"
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
@@ -128,24 +111,14 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     structural_tag: str | dict[str, Any] | None = None
 
 
-class PromptCacheOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """How OpenAI caches a prompt."""
-
-    mode: Literal["implicit", "explicit"] | None = None
-    ttl: Literal["30m"] | None = None
-
-
-class GenerationRequest(TextRequest, kw_only=True):
-    """The fields that chat and completion requests share. None stands for the default.
+class TextRequest(ModelTarget, kw_only=True):
+    """The fields that chats and completions share. None stands for the default.
 
     `logits_processors` are parameters of installed logits processors by name; `processors` is its
     older name. One of the last eight fields at most constrains the output.
     `max_total_tokens` limits the tokens of prompt and output together, as a shorter context. False
     for `speculate` turns speculative decoding off for the request.
     """
-
-    unsupported: ClassVar[Mapping[str, str]] = UNSUPPORTED
-    extensions: ClassVar[frozenset[str]] = EXTENSIONS
 
     n: int | None = None
     max_tokens: int | None = None
@@ -173,6 +146,7 @@ class GenerationRequest(TextRequest, kw_only=True):
     cache_salt: str | None = None
     priority: int | None = None
     speculate: bool | None = None
+    prompt_logprobs: int | None = None
     processors: dict[str, Any] | None = None
     logits_processors: dict[str, Any] | None = None
     response_format: ResponseFormat | None = None
@@ -185,37 +159,12 @@ class GenerationRequest(TextRequest, kw_only=True):
     structured_outputs: StructuredOutputs | None = None
 
 
-class ChatRequest(GenerationRequest, kw_only=True):
+class ChatRequest(TextRequest, kw_only=True):
     """A conversation that the assistant continues."""
 
-    accepted: ClassVar[Mapping[str, str]] = {
-        **ModelTarget.accepted,
-        "prompt_cache_key": CACHE,
-        "prompt_cache_options": CACHE,
-        "prompt_cache_retention": CACHE,
-        "safety_identifier": ModelTarget.accepted["user"],
-        "verbosity": "open models have no setting of verbosity; ask for it in a message",
-    }
-    echoed: ClassVar[Mapping[str, str]] = {
-        "metadata": "it belongs to stored completions",
-        "service_tier": "the server has one tier, `default`",
-    }
-    unsupported: ClassVar[Mapping[str, str]] = {
-        **UNSUPPORTED,
-        "audio": "audio output; use /v1/audio/speech",
-        "function_call": "the predecessor of tool_choice; use tool_choice",
-        "functions": "the predecessor of tools; use tools",
-        "moderation": "moderation",
-        "prediction": "predicted output",
-        "web_search_options": "web search",
-    }
-    extensions: ClassVar[frozenset[str]] = EXTENSIONS - {"response_format"}
-
     messages: str | list[Message]
-    max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    modalities: list[Literal["text", "audio"]] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -223,27 +172,14 @@ class ChatRequest(GenerationRequest, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_options: PromptCacheOptions | None = None
-    prompt_cache_retention: Literal["in_memory", "24h"] | None = None
-    safety_identifier: Annotated[str, msgspec.Meta(max_length=128)] | None = None
-    verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class CompletionRequest(GenerationRequest, kw_only=True):
+class CompletionRequest(TextRequest, kw_only=True):
     """Prompts to continue: text or token ids, one or several.
 
     Control tokens in a text become their ids, unless `parse_special` is false; with a `suffix` they
     are text, unless it is true.
     """
-
-    unsupported: ClassVar[Mapping[str, str]] = {
-        **UNSUPPORTED,
-        "metadata": "metadata of completions; use /v1/chat/completions",
-        "service_tier": "a service tier of completions; use /v1/chat/completions",
-        "store": "storing completions of prompts; use /v1/chat/completions",
-    }
-    extensions: ClassVar[frozenset[str]] = EXTENSIONS | {"parse_special"}
 
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
