@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -96,7 +96,7 @@ class Completion:
 
 
 class Generation:
-    """A generation in progress. Iterate its events once, or `collect` them.
+    """A generation in progress. Iterate its events once and close it, or `collect` them.
 
     `model` is the name for the response, `choices` their number. Closing it early aborts it.
     `on_end` receives the completion after the last event of an iteration.
@@ -117,17 +117,17 @@ class Generation:
         """The generations of the applied adapters, None for a request without adapters."""
         return self._answer.generations
 
-    async def __aiter__(self) -> AsyncGenerator[Event, None]:
-        kept = self._builders() if self.on_end is not None else []
-        try:
-            async for event in self._answer:
-                if kept:
-                    kept[event.index].add(event)
-                yield event
-        finally:
-            await self.aclose()
-        if self.on_end is not None:
-            await self.on_end(self._completion(kept))
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return aiter(self._answer) if self.on_end is None else self._recorded(self.on_end)
+
+    async def _recorded(
+        self, on_end: Callable[[Completion], Awaitable[None]]
+    ) -> AsyncGenerator[Event, None]:
+        builders = self._builders()
+        async for event in self._answer:
+            builders[event.index].add(event)
+            yield event
+        await on_end(self._completion(builders))
 
     async def collect(self) -> Completion:
         """Read all events. Return the completion."""

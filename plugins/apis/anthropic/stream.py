@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncGenerator, Iterable, Iterator
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -134,13 +135,14 @@ class Answer:
         before it sets the status of the response.
         """
         started = False
-        async for group in self.blocks():
-            if not started:
-                started = True
-                yield MessageStart(message=self.message([]))
-                yield Ping()
-            for event in group:
-                yield event
+        async with aclosing(self.blocks()) as groups:
+            async for group in groups:
+                if not started:
+                    started = True
+                    yield MessageStart(message=self.message([]))
+                    yield Ping()
+                for event in group:
+                    yield event
         yield MessageDelta(
             delta=StopDelta(stop_reason=self.stop_reason(), stop_sequence=self.stop_sequence()),
             usage=MessageUsage.of(self.generation.usage),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -46,7 +47,8 @@ def test_a_generation_yields_the_events_of_the_answer() -> None:
     found, answer = generation(*events)
 
     async def read() -> list[Event]:
-        return [event async for event in found]
+        async with aclosing(found):
+            return [event async for event in found]
 
     assert asyncio.run(read()) == events
     assert answer.closed
