@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from itertools import count
-from typing import Any, Literal
+
+from msgspec.structs import replace
 
 from ostro.core.errors import EngineDied, OstroError, Overloaded
 from ostro.core.ipc.client import AsyncEngine, check_output
@@ -70,15 +71,13 @@ class LocalEngine:
             if left:
                 self.engine.abort(request.id)
 
-    def adapt(
-        self, do: Literal["load", "unload", "read", "register", "list"], **fields: Any
-    ) -> list[AdapterInfo]:
+    def adapt(self, command: AdapterCommand) -> list[AdapterInfo]:
         """See `AsyncEngine.adapt`."""
         # Other ids than those of `LocalClient`, which uses the same engine.
         id = f"local command {next(self.numbers)}"
         received = self.received[id] = deque()
         try:
-            self.engine.adapt(AdapterCommand(id=id, do=do, **fields))
+            self.engine.adapt(replace(command, id=id))
             self.dispatch_events()
             result = self.next(received)
         finally:

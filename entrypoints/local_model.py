@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from ostro.core.errors import UsageError
 from ostro.core.media.inputs import Inputs
 from ostro.core.media.parts import split_media
-from ostro.core.messages.commands import AdapterInfo
+from ostro.core.messages.commands import AdapterInfo, LoadAdapter, ReadAdapter, UnloadAdapter
 from ostro.core.messages.outputs import Finish, TokenLogprobs, TokenOutput
 from ostro.core.messages.prompt import Prompt
 from ostro.core.messages.requests import AdapterRef
@@ -405,14 +405,14 @@ class LocalModel:
         AdapterError.
         """
         self.check_open()
-        fields = {"name": name, "reference": str(reference), "inplace": inplace, "pinned": pinned}
-        self.local.adapt("load", **fields)
+        command = LoadAdapter(name=name, reference=str(reference), inplace=inplace, pinned=pinned)
+        self.local.adapt(command)
         return next(info for info in self.adapters if info.name == name)
 
     def unload_adapter(self, name: str) -> None:
         """Unload an adapter. Running requests keep it. Raises AdapterNotFound."""
         self.check_open()
-        self.local.adapt("unload", name=name)
+        self.local.adapt(UnloadAdapter(name=name))
 
     @property
     def adapters(self) -> list[AdapterInfo]:
@@ -430,7 +430,7 @@ class LocalModel:
         """Load an adapter if it is not loaded. Raises AdapterError."""
         alias = self.registry.aliases.get(name)
         if alias is None or alias.generation not in self.registry.store.adapters:
-            self.local.adapt("read", name=name)
+            self.local.adapt(ReadAdapter(name=name))
 
     def has_template(self, adapters: Adapters = ()) -> bool:
         """Return whether a chat template formats messages: the model's, or the only adapter's.

@@ -20,10 +20,17 @@ from ostro.core.messages.commands import (
     AdapterResult,
     Failed,
     FromEngine,
+    LoadAdapter,
+    LoadModel,
     ModelCommand,
     ModelInfo,
     ModelResult,
     ModelSpec,
+    ReadAdapter,
+    RegisterAdapter,
+    RequantizeModel,
+    UnloadAdapter,
+    UnloadModel,
 )
 from ostro.core.messages.outputs import Output, Stats, TokenOutput
 from ostro.core.messages.requests import DEFAULT, AdapterRef, Request, TokenRequest
@@ -135,17 +142,19 @@ class MultiModelEngine:
 
     def change_models(self, message: ModelCommand) -> None:
         """Execute a command; its result is among the events, now or later. Raises NotFound."""
-        if message.do == "unload":
-            entry = self.entries.pop(self.name_of(message.model))
-            self.retiring.append(RetiringModel(entry, message.id))
-            self.collect_parts()
-            return
-        name, spec = message.model, message.spec
-        if spec is None:
-            name = self.name_of(message.model)
-            spec = self.entries[name].spec
-            assert spec is not None, f"{name} was not loaded from a spec"
-        if message.do == "requantize":
+        match message:
+            case UnloadModel():
+                entry = self.entries.pop(self.name_of(message.model))
+                self.retiring.append(RetiringModel(entry, message.id))
+                self.collect_parts()
+                return
+            case LoadModel(spec=ModelSpec()):
+                name, spec = message.model, message.spec
+            case LoadModel() | RequantizeModel():
+                name = self.name_of(message.model)
+                spec = self.entries[name].spec
+        assert spec is not None, f"{name} was not loaded from a spec"
+        if isinstance(message, RequantizeModel):
             quantized = replace(spec.settings, quant=message.quant, topology=message.topology)
             spec = ModelSpec(quantized, spec.eos_ids)
         self.loader.load(name, spec, partial(self.finish_load, message.id, name))
@@ -272,29 +281,29 @@ class MultiModelEngine:
         registry = self.entry(message.model).registry
         if registry is None:
             raise AdapterNotFound(f"{message.model} supports no adapters")
-
-        if message.do == "load":
-            registry.load(
-                message.id,
-                message.name,
-                message.reference,
-                inplace=message.inplace,
-                expected=message.expected,
-                pinned=message.pinned,
-            )
-            return
-        if message.do == "read":
-            if not registry.ensure_read(message.id, [AdapterRef(name=message.name)]):
+        match message:
+            case LoadAdapter():
+                registry.load(
+                    message.id,
+                    message.name,
+                    message.reference,
+                    inplace=message.inplace,
+                    expected=message.expected,
+                    pinned=message.pinned,
+                )
                 return
-        elif message.do == "unload":
-            registry.unload(message.name, message.expected)
-        elif message.do == "register":
-            registry.register(
-                message.name,
-                message.reference,
-                generation=message.expected or None,
-                pinned=message.pinned,
-            )
+            case ReadAdapter():
+                if not registry.ensure_read(message.id, [AdapterRef(name=message.name)]):
+                    return
+            case UnloadAdapter():
+                registry.unload(message.name, message.expected)
+            case RegisterAdapter():
+                registry.register(
+                    message.name,
+                    message.reference,
+                    generation=message.generation,
+                    pinned=message.pinned,
+                )
         self.answer(registry, ReadResult(message.id))
 
     def send(self, message: FromEngine) -> None:

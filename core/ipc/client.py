@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from itertools import count
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -29,14 +29,13 @@ from ostro.core.messages.commands import (
     GetStats,
     ModelCommand,
     ModelResult,
-    ModelSpec,
     Outputs,
     Progress,
     Ready,
     ToEngine,
 )
 from ostro.core.messages.outputs import JobOutput, Output, Stats, TokenOutput
-from ostro.core.messages.requests import DEFAULT, JobRequest, PoolingRequest, Request, TokenRequest
+from ostro.core.messages.requests import JobRequest, PoolingRequest, Request, TokenRequest
 
 Out = TypeVar("Out", TokenOutput, JobOutput)
 HEARTBEAT = 1.0
@@ -239,53 +238,30 @@ class AsyncEngine(ABC):
         self.check()
         return await self._get_stats()
 
-    async def requantize(
-        self, quant: str | None = None, *, topology: str | None = None, model: str = DEFAULT
-    ) -> list[str]:
-        """Load a model in other formats beside the old one, which ends its requests.
+    async def change_models(self, command: ModelCommand) -> ModelResult:
+        """Load, unload or requantize a model; returns all models afterwards.
 
-        `quant` and `topology` as in `Settings`; without both, the checkpoint's own formats. Returns
-        the lines of `--explain`. Raises UsageError for unknown formats, NotFound for the model,
-        InsufficientMemory if both do not fit.
+        Raises the error of a load, which affects no other model, and NotFound; UsageError for
+        unknown formats, InsufficientMemory if the model does not fit beside the old one.
         """
-        result = await self._change_models("requantize", model, quant=quant, topology=topology)
-        return result.explain
-
-    async def load_model(self, model: str, spec: ModelSpec | None = None) -> ModelResult:
-        """Load a model while others serve; one of this name is replaced and ends its requests.
-
-        Without `spec` its files are read again. Raises the error of the load, which affects no
-        other model.
-        """
-        return await self._change_models("load", model, spec=spec)
-
-    async def unload_model(self, model: str) -> ModelResult:
-        """Unload a model once its requests have ended. Raises NotFound."""
-        return await self._change_models("unload", model)
-
-    async def _change_models(
-        self, do: Literal["load", "unload", "requantize"], model: str, **fields: Any
-    ) -> ModelResult:
         try:
-            result: ModelResult = await self._command(ModelCommand, do=do, model=model, **fields)
+            result: ModelResult = await self._command(command)
         finally:
-            self.loading.pop(model, None)
+            self.loading.pop(command.model, None)
         return result
 
-    async def adapt(
-        self, do: Literal["load", "unload", "read", "register", "list"], **fields: Any
-    ) -> list[AdapterInfo]:
+    async def adapt(self, command: AdapterCommand) -> list[AdapterInfo]:
         """Load, unload, register or read an adapter, or list all; returns all adapters afterwards.
 
-        `fields` are those of `AdapterCommand`. Raises the AdapterError of a command that fails.
+        Raises the AdapterError of a command that fails.
         """
-        adapters: list[AdapterInfo] = await self._command(AdapterCommand, do=do, **fields)
-        return adapters
+        result: AdapterResult = await self._command(command)
+        return result.adapters
 
-    async def _command(self, kind: type[ModelCommand | AdapterCommand], **fields: Any) -> Any:
-        """Send a command and wait for its result."""
+    async def _command(self, command: ModelCommand | AdapterCommand) -> Any:
+        """Send a command under an id of this client and wait for its result."""
         self.check()
-        message = kind(id=f"command {next(self._numbers)}", **fields)
+        message = replace(command, id=f"command {next(self._numbers)}")
         result = self._commands[message.id] = asyncio.get_running_loop().create_future()
         self._send(message)
         try:
@@ -333,8 +309,7 @@ class AsyncEngine(ABC):
             if isinstance(message, ModelResult) and self.info is not None:
                 self.info = replace(self.info, models=message.models)
             if (result := self._commands.get(message.id)) and not result.done():
-                done = message if isinstance(message, ModelResult) else message.adapters
-                result.set_result(done)
+                result.set_result(message)
         elif isinstance(message, Failed):
             if message.id is None:
                 self._lose(message.error())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
 from ostro.core import errors
@@ -106,21 +104,40 @@ class GetStats(msgspec.Struct, tag=True):
     """Request `Stats`."""
 
 
-class ModelCommand(msgspec.Struct, kw_only=True, tag=True):
-    """Load, unload or requantize a model while others serve.
+class Command(msgspec.Struct, kw_only=True, tag=True):
+    """A command, with the `id` of its result, which the client sets."""
 
-    "load" replaces a model of the same name, which ends its requests first; without `spec` it reads
-    the files of that model again. "unload" is answered once the requests have ended and the memory
-    is free. "requantize" is a load with `quant` and `topology` as in `Settings`; without both, the
-    checkpoint's own formats.
+    id: str = ""
+    model: str = DEFAULT
+
+
+class LoadModel(Command, kw_only=True):
+    """Load a model while others serve; one of the same name is replaced and ends its requests.
+
+    Without `spec` the files of that model are read again.
     """
 
-    id: str
-    do: Literal["load", "unload", "requantize"]
-    model: str = DEFAULT
+    model: str
     spec: ModelSpec | None = None
+
+
+class UnloadModel(Command, kw_only=True):
+    """Unload a model; the result follows once its requests have ended and the memory is free."""
+
+    model: str
+
+
+class RequantizeModel(Command, kw_only=True):
+    """Load a model in other formats beside the old one, which ends its requests.
+
+    `quant` and `topology` as in `Settings`; without both, the checkpoint's own formats.
+    """
+
     quant: str | None = None
     topology: str | None = None
+
+
+ModelCommand = LoadModel | UnloadModel | RequantizeModel
 
 
 class ModelResult(msgspec.Struct, tag=True):
@@ -133,20 +150,43 @@ class ModelResult(msgspec.Struct, tag=True):
     explain: list[str] = []
 
 
-class AdapterCommand(msgspec.Struct, kw_only=True, tag=True):
-    """Load, unload, register or read an adapter of a model, or list all adapters.
+class LoadAdapter(Command, kw_only=True):
+    """Read an adapter and register it; see `Registry.load`."""
 
-    A registered adapter is read when it is first requested; see `core.adapters.registry`.
-    """
-
-    id: str
-    do: Literal["load", "unload", "read", "register", "list"]
-    model: str = DEFAULT
-    name: str = ""
-    reference: str = ""
+    name: str
+    reference: str
     inplace: bool = False
     expected: str | None = None
     pinned: bool = False
+
+
+class UnloadAdapter(Command, kw_only=True):
+    """Unload an adapter; see `Registry.unload`."""
+
+    name: str
+    expected: str | None = None
+
+
+class ReadAdapter(Command, kw_only=True):
+    """Read a registered adapter unless it has been read."""
+
+    name: str
+
+
+class RegisterAdapter(Command, kw_only=True):
+    """Register an adapter, which is read when it is first requested; see `Registry.register`."""
+
+    name: str
+    reference: str
+    generation: str | None = None
+    pinned: bool = False
+
+
+class ListAdapters(Command):
+    """List the adapters of a model."""
+
+
+AdapterCommand = LoadAdapter | UnloadAdapter | ReadAdapter | RegisterAdapter | ListAdapters
 
 
 class AdapterInfo(msgspec.Struct, kw_only=True):

@@ -8,7 +8,14 @@ from math import isfinite
 
 from ostro.core.errors import AdapterError, AdapterNameRefused, RequestError
 from ostro.core.ipc.client import AsyncEngine
-from ostro.core.messages.commands import AdapterInfo
+from ostro.core.messages.commands import (
+    AdapterCommand,
+    AdapterInfo,
+    ListAdapters,
+    ReadAdapter,
+    RegisterAdapter,
+    UnloadAdapter,
+)
 from ostro.core.messages.requests import AdapterRef
 from ostro.core.pipeline import AdapterChoice, ModelTarget
 
@@ -47,7 +54,7 @@ class Adapters:
 
     async def refresh(self, model: str) -> None:
         """Update from the engine. Raises EngineDied, and Overloaded before it is ready."""
-        self.note(model, await self.engine.adapt("list", model=model))
+        self.note(model, await self.engine.adapt(ListAdapters(model=model)))
 
     async def restore(self, model: str, before: Mapping[str, AdapterInfo]) -> None:
         """Register the adapters that existed `before` with a restarted engine.
@@ -56,19 +63,22 @@ class Adapters:
         """
         now = self.of(model)
         same = {n for n in before.keys() & now if before[n].reference == now[n].reference}
-        changes = [dict(do="unload", name=name) for name in now.keys() - same] + [
-            dict(
-                do="register",
+        changes: list[AdapterCommand] = [
+            UnloadAdapter(model=model, name=name) for name in now.keys() - same
+        ]
+        changes += [
+            RegisterAdapter(
+                model=model,
                 name=name,
                 reference=before[name].reference,
-                expected=before[name].generation,
+                generation=before[name].generation or None,
                 pinned=before[name].pinned,
             )
             for name in before.keys() - same
         ]
         for change in changes:
             try:
-                self.note(model, await self.engine.adapt(model=model, **change))
+                self.note(model, await self.engine.adapt(change))
             except AdapterError as error:  # a request has registered it meanwhile
                 log.warning("%s", error)
 
@@ -80,7 +90,8 @@ class Adapters:
         if len(refs) != 1 or not refs[0].scale:
             return None
         if self.generation(model, refs[0]) not in self.templates:
-            self.note(model, await self.engine.adapt("read", model=model, name=refs[0].name))
+            read = ReadAdapter(model=model, name=refs[0].name)
+            self.note(model, await self.engine.adapt(read))
         return self.templates.get(self.generation(model, refs[0]))
 
     def generation(self, model: str, refs: AdapterRef) -> str:

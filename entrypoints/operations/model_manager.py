@@ -16,7 +16,14 @@ from ostro.core.errors import (
     OstroError,
     Overloaded,
 )
-from ostro.core.messages.commands import ModelInfo, ModelResult, ModelSpec, Progress
+from ostro.core.messages.commands import (
+    LoadModel,
+    ModelInfo,
+    ModelResult,
+    ModelSpec,
+    Progress,
+    UnloadModel,
+)
 from ostro.core.pipeline import ServedModel
 from ostro.core.records import Settings
 from ostro.entrypoints.operations.service import Service
@@ -290,9 +297,10 @@ class ModelManager:
 
     async def _load_or_evict(self, name: str, found: ServedModel) -> ModelResult:
         """Load a model in the engine; unload idle ones that are loaded on demand if necessary."""
+        load = LoadModel(model=name, spec=found.load)
         while True:
             try:
-                return await self.service.engine.load_model(name, found.load)
+                return await self.service.engine.change_models(load)
             except InsufficientMemory:
                 if (idle := self.least_recently_used(name)) is None:
                     raise
@@ -312,7 +320,7 @@ class ModelManager:
     async def _unload(self, managed: ManagedModel) -> list[str]:
         name = managed.name
         try:
-            await self.service.engine.unload_model(name)
+            await self.service.engine.change_models(UnloadModel(model=name))
         finally:
             self.service.adapters.known.pop(name, None)
             self.service.served[name].close()

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapp
 from contextlib import aclosing, suppress
 from math import inf
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from fastapi import FastAPI
@@ -84,8 +84,8 @@ class WorkerConnection(asyncio.Protocol):
             Leave: self.leave,
             Submit: self.submit,
             Abort: self.abort,
-            AdapterCommand: lambda message: self.run(self.adapt(message)),
-            ModelCommand: self.refuse_command,
+            **dict.fromkeys(get_args(AdapterCommand), lambda each: self.run(self.adapt(each))),
+            **dict.fromkeys(get_args(ModelCommand), self.refuse_command),
             GetStats: lambda _: self.run(self.report()),
             Forward: lambda message: self.run(self.forward(message)),
             JobsChanged: self.notify_jobs,
@@ -248,10 +248,8 @@ class WorkerConnection(asyncio.Protocol):
 
     async def adapt(self, message: AdapterCommand) -> None:
         """Run a command on adapters."""
-        fields = {name: getattr(message, name) for name in message.__struct_fields__}
-        del fields["id"]
         try:
-            found = await self.service.engine.adapt(fields.pop("do"), **fields)
+            found = await self.service.engine.adapt(message)
         except OstroError as error:
             return self.write(Refused.of(error, id=message.id))
         self.write(AdapterResult(message.id, found))

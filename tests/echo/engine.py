@@ -35,10 +35,16 @@ from ostro.core.messages.commands import (
     AdapterInfo,
     AdapterResult,
     FromEngine,
+    LoadAdapter,
+    LoadModel,
     ModelCommand,
     ModelInfo,
     ModelResult,
     ModelSpec,
+    ReadAdapter,
+    RequantizeModel,
+    UnloadAdapter,
+    UnloadModel,
 )
 from ostro.core.messages.outputs import Stats, TokenLogprobs, TokenOutput
 from ostro.core.messages.requests import DEFAULT, TokenRequest
@@ -55,7 +61,6 @@ class EchoEngine:
         self, eos_ids: Iterable[int] = (257,), names: Sequence[str] = ("default",)
     ) -> None:
         self.names = list(names)
-        self.commands: list[ModelCommand] = []
         self.eos_ids = frozenset(eos_ids)
         self.live: dict[str, tuple[TokenRequest, list[int | None]]] = {}
         self.seen: list[TokenRequest] = []
@@ -153,48 +158,50 @@ class EchoEngine:
     def change_models(self, message: ModelCommand) -> None:
         """Models change at once. "broken" in a reference cannot be loaded, "large" fits alone."""
         name = self.names[0] if message.model == DEFAULT else message.model
-        if message.do == "load" and message.spec is not None:
-            reference = str(message.spec.settings.reference)
-            if "broken" in reference:
-                raise CheckpointError(f"the model {name!r} is damaged")
-            if "large" in reference and set(self.names) - {name}:
-                raise InsufficientMemory("2 bytes are needed and 1 is free")
-            self.names = list(dict.fromkeys([*self.names, name]))
-        elif name not in self.names:
-            raise NotFound(f"there is no model {name!r}", param="model")
-        elif message.do == "unload":
-            self.names.remove(name)
-        elif message.quant == "unknown":
-            raise UsageError("--quant: unknown format 'unknown'")
-        self.commands.append(message)
-        explain = [f"all weights: {message.quant}"]
+        explain = list[str]()
+        match message:
+            case LoadModel(spec=ModelSpec() as spec):
+                reference = str(spec.settings.reference)
+                if "broken" in reference:
+                    raise CheckpointError(f"the model {name!r} is damaged")
+                if "large" in reference and set(self.names) - {name}:
+                    raise InsufficientMemory("2 bytes are needed and 1 is free")
+                self.names = list(dict.fromkeys([*self.names, name]))
+                explain = [f"all weights: {spec.settings.quant}"]
+            case _ if name not in self.names:
+                raise NotFound(f"there is no model {name!r}", param="model")
+            case UnloadModel():
+                self.names.remove(name)
+            case RequantizeModel(quant="unknown"):
+                raise UsageError("--quant: unknown format 'unknown'")
+            case RequantizeModel():
+                explain = [f"all weights: {message.quant}"]
         self.unsent.append(ModelResult(message.id, self.infos, explain))
 
     def adapt(self, message: AdapterCommand) -> None:
         """Adapters load at once; "busy" never does. One is what its path says, and brings the chat
         template in its folder.
         """
-        name, known = message.name, self.adapters.get(message.name)
-        if message.do != "list" and message.expected is not None:
-            found = None if known is None else known.generation
-            if found != message.expected:
-                raise AdapterConflict(f"{name!r} is not what was expected")
-        if message.do == "load":
-            if name == "busy":
+        if isinstance(message, LoadAdapter | UnloadAdapter) and message.expected is not None:
+            known = self.adapters.get(message.name)
+            if known is None or known.generation != message.expected:
+                raise AdapterConflict(f"{message.name!r} is not what was expected")
+        match message:
+            case LoadAdapter(name="busy"):
                 raise AdapterBusy("another adapter is being loaded; try again")
-            if "/" in name or not name.isprintable():
+            case LoadAdapter(name=name) if "/" in name or not name.isprintable():
                 raise AdapterNameRefused(f"{name!r} is not a valid adapter name", param="lora_name")
-            if known is not None and not message.inplace:
+            case LoadAdapter(name=name, inplace=False) if name in self.adapters:
                 raise AdapterConflict(f"there is an adapter {name!r} already", param="lora_name")
-            pinned = message.pinned
-            self.adapters[name] = AdapterInfo(name=name, reference=message.reference, pinned=pinned)
-            self.read(self.adapters[name])
-        elif message.do in ("unload", "read") and known is None:
-            raise AdapterNotFound(f"there is no adapter {name!r}")
-        elif message.do == "unload":
-            del self.adapters[name]
-        elif message.do == "read":
-            self.read(self.adapters[name])
+            case LoadAdapter(name=name, reference=reference, pinned=pinned):
+                self.adapters[name] = AdapterInfo(name=name, reference=reference, pinned=pinned)
+                self.read(self.adapters[name])
+            case UnloadAdapter(name=name) | ReadAdapter(name=name) if name not in self.adapters:
+                raise AdapterNotFound(f"there is no adapter {name!r}")
+            case UnloadAdapter(name=name):
+                del self.adapters[name]
+            case ReadAdapter(name=name):
+                self.read(self.adapters[name])
         self.unsent.append(AdapterResult(message.id, list(self.adapters.values())))
 
     def read(self, facts: AdapterInfo) -> None:

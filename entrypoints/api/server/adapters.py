@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from ostro.core.errors import AdapterConflict, AdapterError
-from ostro.core.messages.commands import AdapterInfo
+from ostro.core.messages.commands import AdapterInfo, LoadAdapter, UnloadAdapter
 from ostro.core.messages.requests import DEFAULT
 from ostro.core.records import Route
 from ostro.entrypoints.operations.adapters import adapter_ref
@@ -82,16 +82,16 @@ async def load(operations: Operations, caller: Caller, body: LoadRequest) -> Ada
     if name in (*service.names, DEFAULT):
         raise AdapterConflict(f"{name!r} is the name of a model", param="lora_name")
     path = await asyncio.to_thread(admin.find, body.lora_path)
+    command = LoadAdapter(
+        model=model,
+        name=name,
+        reference=str(path),
+        inplace=body.load_inplace,
+        expected=body.expected_generation,
+        pinned=body.pinned,
+    )
     try:
-        reported = await service.engine.adapt(
-            "load",
-            model=model,
-            name=name,
-            reference=str(path),
-            inplace=body.load_inplace,
-            expected=body.expected_generation,
-            pinned=body.pinned,
-        )
+        reported = await service.engine.adapt(command)
     except AdapterError as error:
         raise admin.shown(error) from None
     service.adapters.note(model, reported)
@@ -103,9 +103,8 @@ async def unload(operations: Operations, caller: Caller, body: UnloadRequest) ->
     """Unload an adapter."""
     service = operations.service
     name, model = adapter_ref(body.lora_name, "lora_name").name, service.model(body.model)
-    reported = await service.engine.adapt(
-        "unload", model=model, name=name, expected=body.expected_generation
-    )
+    command = UnloadAdapter(model=model, name=name, expected=body.expected_generation)
+    reported = await service.engine.adapt(command)
     service.adapters.note(model, reported)
     log.info("%s: adapter %r is unloaded", model, name)
     return Unloaded(name=name, model=model)

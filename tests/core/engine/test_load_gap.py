@@ -13,7 +13,7 @@ import pytest
 from ostro.core.engine.model_loader import ModelLoader
 from ostro.core.errors import UsageError
 from ostro.core.ipc.process import ProcessEngine
-from ostro.core.messages.commands import ModelSpec
+from ostro.core.messages.commands import LoadModel, ModelSpec
 from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.records import Settings
 
@@ -82,7 +82,8 @@ async def measure() -> tuple[list[float], list[float]]:
         quiet = time.perf_counter()
         await asyncio.sleep(QUIET_SECONDS)
         begin = time.perf_counter()
-        await engine.load_model("b", ModelSpec(Settings(name="b", **options)))
+        spec = ModelSpec(Settings(name="b", **options))
+        await engine.change_models(LoadModel(model="b", spec=spec))
         end = time.perf_counter()
         renewing.cancel()
         for stream in streams:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tiny.model import change_weights, make_model, make_weights
 
 from ostro.core.device import return_memory
@@ -27,7 +28,16 @@ from ostro.core.errors import (
     OstroError,
     UsageError,
 )
-from ostro.core.messages.commands import Failed, FromEngine, ModelCommand, ModelResult, ModelSpec
+from ostro.core.messages.commands import (
+    Failed,
+    FromEngine,
+    LoadModel,
+    ModelCommand,
+    ModelResult,
+    ModelSpec,
+    RequantizeModel,
+    UnloadModel,
+)
 from ostro.core.messages.outputs import TokenOutput
 from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.plugins.manager import PluginManager
@@ -56,9 +66,9 @@ class Driven:
         rules = Sampling(temperature=0, max_tokens=count, ignore_eos=True)
         self.engine.submit(TokenRequest(id=id, tokens=[3, 4, 5], model=model, sampling=rules))
 
-    def command(self, do: Any, model: str = "a", **fields: Any) -> str:
-        id = f"{do} {len(self.results)} {time.monotonic_ns()}"
-        self.engine.change_models(ModelCommand(id=id, do=do, model=model, **fields))
+    def send(self, command: ModelCommand) -> str:
+        id = f"{len(self.results)} {time.monotonic_ns()}"
+        self.engine.change_models(replace(command, id=id))
         return id
 
     def step(self) -> None:
@@ -113,7 +123,7 @@ def test_a_model_is_loaded_while_another_serves(driven: Driven, folders: list[Pa
     alone = driven.answer("alone")
     driven.submit("during", count=LONG)
     driven.step()
-    result = driven.result(driven.command("load", "b", spec=spec(folders[1], "b")))
+    result = driven.result(driven.send(LoadModel(model="b", spec=spec(folders[1], "b"))))
     assert list(result.models) == ["a", "b"] and result.models["b"].context == CONTEXT
     assert any("linear" in line for line in result.explain)
     assert len(driven.tokens["during"]) > 1, "the first model went on"
@@ -129,7 +139,7 @@ def test_a_replaced_model_ends_its_requests(driven: Driven, folders: list[Path])
     old = driven.answer("old")
     driven.submit("long", count=LONG)
     driven.step()
-    driven.result(driven.command("load", spec=spec(folders[1])))
+    driven.result(driven.send(LoadModel(model="a", spec=spec(folders[1]))))
     assert "long" not in driven.finished and len(driven.engine.retiring) == 1
     new = driven.answer("new")
     driven.until(lambda: "long" in driven.finished and not driven.engine.busy)
@@ -140,7 +150,7 @@ def test_a_replaced_model_ends_its_requests(driven: Driven, folders: list[Path])
 
 def test_a_reload_reads_the_files_again(driven: Driven) -> None:
     before, entry = driven.answer("before"), driven.engine.first
-    driven.result(driven.command("load"))
+    driven.result(driven.send(LoadModel(model="a")))
     assert driven.engine.first is not entry and driven.engine.first.spec == entry.spec
     assert driven.answer("after") == before
 
@@ -149,26 +159,26 @@ def test_a_reload_reads_the_files_again(driven: Driven) -> None:
 def test_requantize_is_a_load_in_other_formats(driven: Driven) -> None:
     driven.submit("long", count=LONG)
     driven.step()
-    explain = driven.result(driven.command("requantize", quant="q8_0")).explain
+    explain = driven.result(driven.send(RequantizeModel(model="a", quant="q8_0"))).explain
     assert any("Q8_0" in line for line in explain)
     assert "long" not in driven.finished
     driven.until(lambda: "long" in driven.finished)
     with pytest.raises(UsageError, match="nonsense"):
-        driven.result(driven.command("requantize", quant="nonsense"))
+        driven.result(driven.send(RequantizeModel(model="a", quant="nonsense")))
     assert len(driven.answer("after")) == 12
 
 
 def test_an_unloaded_model_ends_its_requests_and_is_freed(
     driven: Driven, folders: list[Path]
 ) -> None:
-    driven.result(driven.command("load", "b", spec=spec(folders[1], "b")))
+    driven.result(driven.send(LoadModel(model="b", spec=spec(folders[1], "b"))))
     driven.submit("long", "b", count=LONG)
     driven.step()
     loaded = driven.engine.entries["b"].loaded
     assert loaded is not None
     weights, model = weakref.ref(next(loaded.model.parameters())), weakref.ref(loaded.model)
     del loaded
-    unload = driven.command("unload", "b")
+    unload = driven.send(UnloadModel(model="b"))
     with pytest.raises(NotFound, match="no model 'b'; loaded are a"):
         driven.submit("late", "b")
     driven.step()
@@ -177,15 +187,15 @@ def test_an_unloaded_model_ends_its_requests_and_is_freed(
     assert driven.finished["long"] == "length" and len(driven.tokens["long"]) == LONG
     assert weights() is None and model() is None
     with pytest.raises(NotFound):
-        driven.command("unload", "b")
+        driven.send(UnloadModel(model="b"))
 
 
 @pytest.mark.slow
 def test_an_abort_lets_an_unloaded_model_go(driven: Driven, folders: list[Path]) -> None:
-    driven.result(driven.command("load", "b", spec=spec(folders[1], "b")))
+    driven.result(driven.send(LoadModel(model="b", spec=spec(folders[1], "b"))))
     driven.submit("long", "b", count=LONG)
     driven.step()
-    unload = driven.command("unload", "b")
+    unload = driven.send(UnloadModel(model="b"))
     driven.engine.abort("long")
     assert driven.engine.runnable
     driven.result(unload)
@@ -195,11 +205,11 @@ def test_an_abort_lets_an_unloaded_model_go(driven: Driven, folders: list[Path])
 @pytest.mark.slow
 def test_the_last_model_may_go_and_come_back(driven: Driven, folders: list[Path]) -> None:
     before = driven.answer("before")
-    assert driven.result(driven.command("unload", "default")).models == {}
+    assert driven.result(driven.send(UnloadModel(model="default"))).models == {}
     with pytest.raises(NotFound, match="loaded are none"):
         driven.submit("nothing", "default")
     assert driven.engine.stats().models == {}
-    driven.result(driven.command("load", "a", spec=spec(folders[0])))
+    driven.result(driven.send(LoadModel(model="a", spec=spec(folders[0]))))
     assert driven.answer("after", "default") == before
 
 
@@ -220,7 +230,7 @@ def test_the_memory_of_a_first_model_returns_without_a_collection(
     gc.disable()
     gc.freeze()
     try:
-        driven.result(driven.command("unload"))
+        driven.result(driven.send(UnloadModel(model="a")))
         assert weights() is None and cache() is None
     finally:
         gc.unfreeze()
@@ -253,9 +263,9 @@ def test_a_bad_model_fails_alone_then_a_good_one_loads(
     damage(bad)
     driven.submit("during", count=LONG)
     with pytest.raises(kind, match=text):
-        driven.result(driven.command("load", "b", spec=spec(bad, "b")))
+        driven.result(driven.send(LoadModel(model="b", spec=spec(bad, "b"))))
     assert list(driven.engine.entries) == ["a"]
-    driven.result(driven.command("load", "b", spec=spec(folders[1], "b")))
+    driven.result(driven.send(LoadModel(model="b", spec=spec(folders[1], "b"))))
     driven.until(lambda: "during" in driven.finished)
     assert len(driven.answer("b", "b")) == 12
 
@@ -271,7 +281,7 @@ def test_a_checkpoint_that_is_deleted_while_it_is_loaded(
 
     monkeypatch.setattr(start, "load_model", load_model)
     with pytest.raises(OstroError, match="the model 'b'"):
-        driven.result(driven.command("load", "b", spec=spec(folder, "b")))
+        driven.result(driven.send(LoadModel(model="b", spec=spec(folder, "b"))))
     assert len(driven.answer("a")) == 12
 
 
@@ -283,7 +293,7 @@ def test_an_unexpected_error_of_a_load_fails_it_alone(
 
     monkeypatch.setattr(start, "build_entries", fail)
     with pytest.raises(CheckpointError, match=r"could not be loaded: ZeroDivisionError$"):
-        driven.result(driven.command("load", "b", spec=spec(folders[1], "b")))
+        driven.result(driven.send(LoadModel(model="b", spec=spec(folders[1], "b"))))
     assert len(driven.answer("a")) == 12
 
 
@@ -298,15 +308,15 @@ def test_a_model_that_does_not_fit_is_refused_before_its_weights_are_read(
     with monkeypatch.context() as inner:
         inner.setattr("ostro.core.load.model.read_weights", None)
         with pytest.raises(InsufficientMemory, match=rf"\({needed // 2} bytes\) are free on cpu"):
-            driven.result(driven.command("load", "b", spec=spec(folders[1], "b")))
+            driven.result(driven.send(LoadModel(model="b", spec=spec(folders[1], "b"))))
     free[0] = 10**10
-    driven.result(driven.command("load", "b", spec=spec(folders[1], "b")))
+    driven.result(driven.send(LoadModel(model="b", spec=spec(folders[1], "b"))))
     assert len(driven.answer("b", "b")) == 12
 
 
 @pytest.mark.slow
 def test_two_loads_of_one_name_follow_each_other(driven: Driven, folders: list[Path]) -> None:
-    both = [driven.command("load", "b", spec=spec(folders[1], "b")) for _ in range(2)]
+    both = [driven.send(LoadModel(model="b", spec=spec(folders[1], "b"))) for _ in range(2)]
     for id in both:
         assert list(driven.result(id).models) == ["a", "b"]
     driven.until(lambda: not driven.engine.busy)
@@ -314,7 +324,7 @@ def test_two_loads_of_one_name_follow_each_other(driven: Driven, folders: list[P
 
 
 def test_figures_of_memory(driven: Driven, folders: list[Path]) -> None:
-    driven.result(driven.command("load", "b", spec=spec(folders[1], "b")))
+    driven.result(driven.send(LoadModel(model="b", spec=spec(folders[1], "b"))))
     stats = driven.engine.stats()
     one, other = stats.models["a"], stats.models["b"]
     assert one.weight_bytes == other.weight_bytes > 0
@@ -334,7 +344,7 @@ def test_closing_ends_a_load(folders: list[Path], plugins: PluginManager) -> Non
         raise AssertionError("the load goes on")
 
     engine.loader.build = build
-    engine.change_models(ModelCommand(id="x", do="load", model="b", spec=spec(folders[1], "b")))
+    engine.change_models(LoadModel(id="x", model="b", spec=spec(folders[1], "b")))
     begun.wait(20)
     engine.close()
     closed.set()
@@ -354,7 +364,7 @@ def test_a_call_between_steps_runs_in_the_thread_of_the_engine(
         return build(spec, report, between_steps)
 
     monkeypatch.setattr(driven.engine.loader, "build", calls)
-    driven.result(driven.command("load", "b", spec=spec(folders[1], "b")))
+    driven.result(driven.send(LoadModel(model="b", spec=spec(folders[1], "b"))))
     assert seen == [threading.get_ident()]
 
 
@@ -367,9 +377,9 @@ def resident() -> int:
 def test_many_loads_and_unloads_leave_nothing(driven: Driven, folders: list[Path]) -> None:
     figures = list[tuple[int, int, int]]()
     for count in range(50):
-        driven.result(driven.command("load", "b", spec=spec(folders[1], "b")))
+        driven.result(driven.send(LoadModel(model="b", spec=spec(folders[1], "b"))))
         driven.submit(str(count), "b", 2)
-        driven.result(driven.command("unload", "b"))
+        driven.result(driven.send(UnloadModel(model="b")))
         if count % 10 == 9:
             return_memory()
             descriptors = len(os.listdir("/proc/self/fd"))

@@ -29,7 +29,12 @@ from ostro.core.messages.commands import (
     AdapterInfo,
     AdapterResult,
     Failed,
-    ModelCommand,
+    ListAdapters,
+    LoadAdapter,
+    ReadAdapter,
+    RegisterAdapter,
+    RequantizeModel,
+    UnloadAdapter,
 )
 from ostro.core.messages.outputs import JobOutput, Stats, TokenOutput
 from ostro.core.messages.requests import (
@@ -219,9 +224,9 @@ def test_an_unknown_model_is_refused_with_the_known_ones(made: ThreeModels) -> N
     with pytest.raises(NotFound, match="there is no model 'nope'; loaded are chat, draw, other"):
         made.engine.submit(tokens("a", "nope"))
     with pytest.raises(NotFound):
-        made.engine.change_models(ModelCommand(id="q", do="requantize", model="nope"))
+        made.engine.change_models(RequantizeModel(id="q", model="nope"))
     with pytest.raises(NotFound):
-        made.engine.adapt(AdapterCommand(id="q", do="list", model="nope"))
+        made.engine.adapt(ListAdapters(id="q", model="nope"))
     assert not made.engine.busy
 
 
@@ -348,7 +353,7 @@ def test_adapters_of_a_model_that_takes_none_are_refused(made: ThreeModels) -> N
     with pytest.raises(AdapterNotFound, match="other supports no adapters"):
         made.engine.submit(tokens("a", "other", adapter="x"))
     with pytest.raises(AdapterNotFound, match="other supports no adapters"):
-        made.engine.adapt(AdapterCommand(id="q", do="list", model="other"))
+        made.engine.adapt(ListAdapters(id="q", model="other"))
     with pytest.raises(AdapterNotFound, match="no adapter z"):
         made.engine.submit(tokens("a", adapter="z"))
     assert not made.engine.waiting
@@ -436,18 +441,18 @@ def test_a_request_whose_choices_are_all_aborted_while_it_waits_is_not_submitted
 @pytest.mark.parametrize(
     ("command", "noted"),
     [
-        ({"do": "list"}, []),
-        ({"do": "unload", "name": "x", "expected": "g"}, ["unload x g"]),
+        (ListAdapters(id="q"), []),
+        (UnloadAdapter(id="q", name="x", expected="g"), ["unload x g"]),
         (
-            {"do": "register", "name": "z", "reference": "r", "pinned": True},
+            RegisterAdapter(id="q", name="z", reference="r", pinned=True),
             ["register z r {'generation': None, 'pinned': True}"],
         ),
     ],
 )
 def test_commands_on_adapters_are_answered_with_all_of_them(
-    made: ThreeModels, command: dict[str, Any], noted: list[str]
+    made: ThreeModels, command: AdapterCommand, noted: list[str]
 ) -> None:
-    made.engine.adapt(AdapterCommand(id="q", **command))
+    made.engine.adapt(command)
     [answer] = made.engine.events()
     assert isinstance(answer, AdapterResult) and answer.id == "q"
     assert [each.name for each in answer.adapters] == ["x", "y"]
@@ -456,7 +461,7 @@ def test_commands_on_adapters_are_answered_with_all_of_them(
 
 def test_a_load_is_answered_when_it_has_ended(made: ThreeModels) -> None:
     for error in (None, AdapterConflict("the name is taken")):
-        made.engine.adapt(AdapterCommand(id="q", do="load", name="z", reference="r", inplace=True))
+        made.engine.adapt(LoadAdapter(id="q", name="z", reference="r", inplace=True))
         assert made.engine.events() == []
         made.adapters.finish("q", error)
         made.engine.step()
@@ -467,12 +472,12 @@ def test_a_load_is_answered_when_it_has_ended(made: ThreeModels) -> None:
 
 
 def test_a_read_is_answered_when_the_adapter_is_read(made: ThreeModels) -> None:
-    made.engine.adapt(AdapterCommand(id="q", do="read", name="x"))
+    made.engine.adapt(ReadAdapter(id="q", name="x"))
     assert made.engine.events() == []
     made.read("x")
     [answer] = made.engine.events()
     assert isinstance(answer, AdapterResult)
-    made.engine.adapt(AdapterCommand(id="q", do="read", name="y"))
+    made.engine.adapt(ReadAdapter(id="q", name="y"))
     made.read("y", AdapterError("it is damaged"))
     [answer] = made.engine.events()
     assert isinstance(answer, Failed) and answer.message == "it is damaged"
@@ -480,5 +485,5 @@ def test_a_read_is_answered_when_the_adapter_is_read(made: ThreeModels) -> None:
 
 def test_an_error_of_a_command_reaches_the_caller(made: ThreeModels) -> None:
     with pytest.raises(AdapterNotFound):
-        made.engine.adapt(AdapterCommand(id="q", do="unload", name="z"))
+        made.engine.adapt(UnloadAdapter(id="q", name="z"))
     assert made.engine.events() == []

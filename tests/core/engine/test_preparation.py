@@ -14,7 +14,7 @@ from ostro.core.engine.model_entry import ModelEntry
 from ostro.core.engine.multi_model import MultiModelEngine
 from ostro.core.engine.processors import AddedRequest, Processors
 from ostro.core.errors import RequestError
-from ostro.core.messages.commands import Failed, ModelCommand
+from ostro.core.messages.commands import Failed, UnloadModel
 from ostro.core.messages.outputs import TokenOutput
 from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.plugins.manager import PluginManager
@@ -150,7 +150,7 @@ def test_a_model_is_not_freed_while_a_request_for_it_is_prepared(
     engine: MultiModelEngine, tiny: Subject
 ) -> None:
     engine.submit(ask("slow", tiny.prompt, "this"))
-    engine.change_models(ModelCommand(id="1", do="unload", model="tiny"))
+    engine.change_models(UnloadModel(id="1", model="tiny"))
     assert not engine.idle
     GATE.set()
     assert run(engine)["slow"][-1].finish == "length"

@@ -15,6 +15,7 @@ from ostro.core.errors import AdapterError
 from ostro.core.ipc import client
 from ostro.core.ipc.client import AsyncEngine
 from ostro.core.ipc.process import ProcessEngine
+from ostro.core.messages.commands import LoadAdapter
 from ostro.core.records import Settings
 from ostro.entrypoints.local_engine import LocalClient, LocalEngine
 
@@ -50,7 +51,8 @@ def run(
         engine = make()
         try:
             await engine.start()
-            load = asyncio.ensure_future(engine.adapt("load", name="a", reference=str(gate)))
+            command = LoadAdapter(name="a", reference=str(gate))
+            load = asyncio.ensure_future(engine.adapt(command))
             await test(engine)
             gate.touch()
             with pytest.raises(AdapterError, match="the gate is open"):
@@ -97,7 +99,7 @@ def test_a_synchronous_caller_sleeps_until_a_read_ends(tmp_path: Path) -> None:
     opener.start()
     try:
         with pytest.raises(AdapterError, match="the gate is open"):
-            LocalEngine(engine).adapt("load", name="a", reference=str(gate))
+            LocalEngine(engine).adapt(LoadAdapter(name="a", reference=str(gate)))
         assert engine.passes < FEW
     finally:
         opener.join()

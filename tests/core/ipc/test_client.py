@@ -26,19 +26,21 @@ from ostro.core.ipc.client import AsyncEngine
 from ostro.core.messages.arrays import Array
 from ostro.core.messages.commands import (
     Abort,
-    AdapterCommand,
     AdapterInfo,
     AdapterResult,
     Failed,
     FromEngine,
     GetStats,
-    ModelCommand,
+    ListAdapters,
+    LoadAdapter,
     ModelInfo,
     ModelResult,
     Outputs,
     Progress,
     Ready,
+    RequantizeModel,
     ToEngine,
+    UnloadAdapter,
 )
 from ostro.core.messages.outputs import JobOutput, Stats, TokenOutput
 from ostro.core.messages.requests import JobRequest, PoolingRequest, Request, Sampling, TokenRequest
@@ -506,7 +508,8 @@ def test_arrays_in_shared_memory_are_gone_after_their_request(ends: str) -> None
 def test_everything_that_waits_fails_when_the_engine_dies() -> None:
     async def test(engine: FakeEngine) -> None:
         readers = [Reader(engine, ask("a")), Reader(engine, JobRequest(id="b"))]
-        others = [engine.stats(), engine.requantize("q4_0"), engine.adapt("list")]
+        change = engine.change_models(RequantizeModel(quant="q4_0"))
+        others = [engine.stats(), change, engine.adapt(ListAdapters())]
         tasks = [reader.task for reader in readers] + [asyncio.ensure_future(o) for o in others]
         gone = asyncio.ensure_future(engine.wait_gone())
         await settle()
@@ -567,26 +570,22 @@ def test_stats_requests_are_answered_in_order() -> None:
 
 def test_changes_are_answered_by_their_id_in_any_order() -> None:
     async def test(engine: FakeEngine) -> None:
-        changes = [
-            engine.requantize("q4_0", model="m"),
-            engine.adapt("load", name="x", reference="r", inplace=True),
-            engine.requantize(topology="t"),
-            engine.adapt("unload", name="y"),
-        ]
-        first, second, third, fourth = [asyncio.ensure_future(change) for change in changes]
+        quant, topology = RequantizeModel(model="m", quant="q4_0"), RequantizeModel(topology="t")
+        load, unload = LoadAdapter(name="x", reference="r", inplace=True), UnloadAdapter(name="y")
+        first = asyncio.ensure_future(engine.change_models(quant))
+        second = asyncio.ensure_future(engine.adapt(load))
+        third = asyncio.ensure_future(engine.change_models(topology))
+        fourth = asyncio.ensure_future(engine.adapt(unload))
         await settle()
         ids = [message.id for message in engine.sent]  # type: ignore[union-attr]
-        assert engine.sent == [
-            ModelCommand(id=ids[0], do="requantize", model="m", quant="q4_0"),
-            AdapterCommand(id=ids[1], do="load", name="x", reference="r", inplace=True),
-            ModelCommand(id=ids[2], do="requantize", topology="t"),
-            AdapterCommand(id=ids[3], do="unload", name="y"),
-        ]
+        commands = zip((quant, load, topology, unload), ids, strict=True)
+        assert len(set(ids)) == 4
+        assert engine.sent == [structs.replace(command, id=id) for command, id in commands]
         known = [AdapterInfo(name="x", reference="r")]
         engine.deliver(AdapterResult(ids[1], known), ModelResult(ids[0], {}, ["q4_0: 3 of 4"]))
         engine.deliver(Failed.of(AdapterConflict("taken"), ids[3]))
         engine.deliver(Failed.of(UsageError("no such topology"), ids[2]))
-        assert await first == ["q4_0: 3 of 4"] and await second == known
+        assert (await first).explain == ["q4_0: 3 of 4"] and await second == known
         with pytest.raises(UsageError, match="no such topology"):
             await third
         with pytest.raises(AdapterConflict, match="taken"):

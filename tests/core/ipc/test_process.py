@@ -38,10 +38,13 @@ from ostro.core.messages.arrays import Array
 from ostro.core.messages.commands import (
     Failed,
     FromEngine,
+    LoadModel,
     ModelSpec,
     Outputs,
     Progress,
+    RequantizeModel,
     StartEngine,
+    UnloadModel,
 )
 from ostro.core.messages.outputs import JobOutput, TokenOutput
 from ostro.core.messages.requests import AdapterRef, Sampling, TokenRequest
@@ -150,18 +153,21 @@ def test_models_are_loaded_and_unloaded_while_requests_run(make: Callable[[], As
     async def test(engine: AsyncEngine) -> None:
         assert engine.info is not None
         running = asyncio.ensure_future(collect(engine, ask("before", tokens=[5] * 2000)))
-        spec = ModelSpec(Settings(reference="other"))
-        assert list((await engine.load_model("other", spec)).models) == ["default", "other"]
+        load = LoadModel(model="other", spec=ModelSpec(Settings(reference="other")))
+        assert list((await engine.change_models(load)).models) == ["default", "other"]
         assert list(engine.info.models) == ["default", "other"]
-        assert await engine.requantize("q4k", model="other") == ["all weights: q4k"]
+        requantize = RequantizeModel(model="other", quant="q4k")
+        assert (await engine.change_models(requantize)).explain == ["all weights: q4k"]
         assert not running.done()
         with pytest.raises(UsageError, match="unknown format 'unknown'"):
-            await engine.requantize("unknown")
+            await engine.change_models(RequantizeModel(quant="unknown"))
+        broken = LoadModel(model="bad", spec=ModelSpec(Settings(reference="broken")))
         with pytest.raises(errors.CheckpointError, match="is damaged"):
-            await engine.load_model("bad", ModelSpec(Settings(reference="broken")))
-        assert list((await engine.unload_model("other")).models) == ["default"]
+            await engine.change_models(broken)
+        unload = UnloadModel(model="other")
+        assert list((await engine.change_models(unload)).models) == ["default"]
         with pytest.raises(errors.NotFound, match="there is no model 'other'"):
-            await engine.unload_model("other")
+            await engine.change_models(unload)
         assert list(engine.info.models) == ["default"]
         assert await running == {0: [5] * 2000}
 

@@ -303,7 +303,7 @@ def test_a_restarted_engine_keeps_the_body_limit_of_media() -> None:
     class Engine:
         info = None
 
-        async def adapt(self, do: str, model: str) -> list[Any]:
+        async def adapt(self, command: Any) -> list[Any]:
             return []
 
     service: Any = Service(Engine(), "model")  # type: ignore[arg-type]

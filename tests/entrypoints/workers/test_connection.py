@@ -18,11 +18,12 @@ from echo.thread import ThreadEngine
 from ostro.core.ipc.frames import Frames, frame
 from ostro.core.messages.commands import (
     Abort,
-    AdapterCommand,
     AdapterResult,
     GetStats,
-    ModelCommand,
+    LoadAdapter,
     Outputs,
+    ReadAdapter,
+    UnloadModel,
 )
 from ostro.core.messages.outputs import Stats, TokenOutput
 from ostro.core.messages.requests import Sampling, TokenRequest
@@ -247,12 +248,12 @@ def test_an_abort(run: Callable[..., None]) -> None:
 
 def test_commands(run: Callable[..., None]) -> None:
     async def case(peer: Peer) -> None:
-        load = AdapterCommand(id="1", do="load", name="sql", reference="/sql")
+        load = LoadAdapter(id="1", name="sql", reference="/sql")
         result = await peer.ask(load, AdapterResult)
         assert result.id == "1" and [each.name for each in result.adapters] == ["sql"]
-        refused = await peer.ask(AdapterCommand(id="2", do="read", name="none"), Refused)
+        refused = await peer.ask(ReadAdapter(id="2", name="none"), Refused)
         assert refused.id == "2" and refused.error().status == 404
-        refused = await peer.ask(ModelCommand(id="3", do="unload"), Refused)
+        refused = await peer.ask(UnloadModel(id="3", model="m"), Refused)
         assert refused.id == "3" and "routes of models" in refused.message
 
     run(case)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from ostro.core.errors import EngineDied, Overloaded
-from ostro.core.messages.commands import Abort, ModelInfo, Outputs, Ready
+from ostro.core.messages.commands import Abort, ListAdapters, ModelInfo, Outputs, Ready
 from ostro.core.messages.outputs import TokenOutput
 from ostro.core.messages.requests import TokenRequest
 from ostro.entrypoints.operations.admission import claim
@@ -97,7 +97,7 @@ def test_nothing_waits_for_a_server_that_has_ended() -> None:
         engine.info = Ready(models={"m": ModelInfo()})
         waits = [
             asyncio.ensure_future(quotas.of("").acquire()),
-            asyncio.ensure_future(engine.adapt("list")),
+            asyncio.ensure_future(engine.adapt(ListAdapters())),
             asyncio.ensure_future(anext(engine.generate(TokenRequest(id="a", tokens=[1])))),
         ]
         await asyncio.sleep(0)
