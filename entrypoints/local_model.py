@@ -27,13 +27,17 @@ from ostro.core.output import OutputParser
 from ostro.core.pipeline import Continuation, SamplingDefaults, ServedModel, TextPipeline
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import ProgressCallback, resolve
+from ostro.core.tasks import Ranked, Sound, Transcript
 from ostro.core.tokenizer import Tokenizer
 from ostro.entrypoints.local_engine import LocalClient, LocalEngine
+from ostro.entrypoints.local_pipelines import LocalPipelines
 from ostro.entrypoints.media import make_item
 from ostro.entrypoints.open import make_pipelines
 from ostro.entrypoints.operations.text import Choice, ChoiceBuilder
 
 if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+    from PIL.Image import Image
     from torch import Tensor
 
     from ostro.core.adapters.adapter import Mixture
@@ -65,7 +69,7 @@ class Piece:
     index: int = 0
 
 
-class LocalModel:
+class LocalModel(LocalPipelines):
     """A loaded model and its engine in this process. Close it, or use it in a `with`.
 
     Methods by task: `generate` and `stream` text, `embed`, `rerank`, `classify`, `transcribe`,
@@ -91,11 +95,6 @@ class LocalModel:
         except BaseException:
             self.close()
             raise
-
-    @property
-    def tasks(self) -> tuple[str, ...]:
-        """The supported tasks, the default first."""
-        return tuple(self.pipelines)
 
     @property
     def path(self) -> Path:
@@ -316,8 +315,7 @@ class LocalModel:
     @property
     def text(self) -> TextPipeline:
         """The text pipeline. Raises UsageError if the model is closed or generates no text."""
-        pipeline: TextPipeline = self.pipeline("text")
-        return pipeline
+        return self.pipeline("text")
 
     @cached_property
     def inputs(self) -> Inputs | None:
@@ -344,12 +342,14 @@ class LocalModel:
         pipeline, refs = self.pipeline("embed"), adapter_refs(adapters)
         texts = [inputs] if isinstance(inputs, str) else list(inputs)
         work = pipeline.embed(texts, prompt=prompt, dimensions=dimensions, adapters=refs)
-        return torch.tensor(self.wait(work)[0])
+        return torch.tensor(self.wait(work).answer)
 
-    def rerank(self, query: str, documents: Sequence[str], *, adapters: Adapters = ()) -> list[Any]:
+    def rerank(
+        self, query: str, documents: Sequence[str], *, adapters: Adapters = ()
+    ) -> list[Ranked]:
         """Return `index` and `score` of the documents, the most relevant to the query first."""
         pipeline, refs = self.pipeline("rerank"), adapter_refs(adapters)
-        return list(self.wait(pipeline.rerank(query, documents, adapters=refs))[0])
+        return list(self.wait(pipeline.rerank(query, documents, adapters=refs)).answer)
 
     def classify(
         self, inputs: str | Sequence[str], *, adapters: Adapters = ()
@@ -357,9 +357,15 @@ class LocalModel:
         """Return the probability of every label, per text."""
         pipeline, refs = self.pipeline("classify"), adapter_refs(adapters)
         texts = [inputs] if isinstance(inputs, str) else list(inputs)
-        return list(self.wait(pipeline.classify(texts, adapters=refs))[0])
+        return list(self.wait(pipeline.classify(texts, adapters=refs)).answer)
 
-    def transcribe(self, audio: Any, *, adapters: Adapters = (), **options: Any) -> Any:
+    def transcribe(
+        self,
+        audio: str | Path | bytes | ArrayLike,
+        *,
+        adapters: Adapters = (),
+        **options: Any,
+    ) -> Transcript:
         """Transcribe a file, the bytes of one, or samples float32 [n] at 16 kHz.
 
         Returns a transcript with `text`, `language` and `segments`. `options` are the pipeline's.
@@ -367,7 +373,7 @@ class LocalModel:
         pipeline, refs = self.pipeline("transcribe"), adapter_refs(adapters)
         return self.wait(pipeline.transcribe(audio, adapters=refs, **options))
 
-    def speak(self, text: str, *, adapters: Adapters = (), **options: Any) -> Any:
+    def speak(self, text: str, *, adapters: Adapters = (), **options: Any) -> Sound:
         """Synthesize speech: `samples` float32 [n] at `rate`, with `save(path)`."""
         pipeline, refs = self.pipeline("speak"), adapter_refs(adapters)
         return self.wait(pipeline.speak(text, adapters=refs, **options))
@@ -377,19 +383,12 @@ class LocalModel:
         prompt: str,
         *,
         adapters: Adapters = (),
-        progress: Callable[[int, int, list[Any]], None] | None = None,
+        progress: Callable[[int, int, list[Image]], None] | None = None,
         **options: Any,
-    ) -> Any:
+    ) -> list[Image]:
         """Generate PIL images. `progress` receives (completed steps, total steps, previews)."""
         options["adapters"] = adapter_refs(adapters)
         return self.wait(self.pipeline("draw").draw(prompt, progress=progress, **options))
-
-    def pipeline(self, task: str) -> Any:
-        """Return the pipeline of a task. Raises UsageError if there is none, and after `close`."""
-        self.check_open()
-        if task not in self.pipelines:
-            raise UsageError(f"{self.name} supports {', '.join(self.tasks)}, not {task}")
-        return self.pipelines[task]
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a pipeline's coroutine to its end; it steps the engine while it waits."""
@@ -470,11 +469,6 @@ class LocalModel:
         self.loaded.container.close()
         self.model.close()
         outside_loop(self.runner.close)
-
-    def check_open(self) -> None:
-        """Raise UsageError after `close`."""
-        if self.closed:
-            raise UsageError(f"{self.name} is closed; load it again")
 
     def __enter__(self) -> LocalModel:
         return self

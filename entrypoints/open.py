@@ -22,6 +22,7 @@ from ostro.core.load.open import find as find_path
 from ostro.core.pipeline import CheckpointSummary, ServedModel
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import STARTER, Settings, resolve
+from ostro.core.tasks import TaskPipeline
 from ostro.core.tokenizer import Tokenizer, load_tokenizer
 from ostro.entrypoints.sampling_defaults import sampling_defaults
 
@@ -128,7 +129,7 @@ def open_tokenizer(
 
 def make_pipelines(
     model: ServedModel, engine: AsyncEngine, plugins: PluginManager
-) -> dict[str, Any]:
+) -> dict[str, TaskPipeline]:
     """Return the pipelines of a model by task. Tasks without a pipeline are left out."""
     records = plugins.collect("pipelines")
     known: Collection[str] = [task for task in model.tasks if task in records]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ostro.core.records import Route
+from ostro.core.tasks import TokenLogprob, Transcript
 from ostro.entrypoints.api.openai.types import adapter_headers, unless_none
 from ostro.entrypoints.http.body import read_form
 from ostro.entrypoints.http.context import caller_of, operations_of
@@ -159,7 +160,7 @@ async def answer(request: Request, task: Literal["transcribe", "translate"]) -> 
     return Response(text, 200, adapter_headers(transcript.generations), TEXT_TYPES[form_name])
 
 
-def transcription(text: str, transcript: Any, body: TranscriptionRequest) -> Transcription:
+def transcription(text: str, transcript: Transcript, body: TranscriptionRequest) -> Transcription:
     """Return the JSON of a transcript, from the pipeline's and what the request adds to it."""
     found = msgspec.json.decode(text, type=Transcription)
     found.usage = TranscriptDuration(seconds=transcript.duration)
@@ -171,8 +172,8 @@ def transcription(text: str, transcript: Any, body: TranscriptionRequest) -> Tra
     return found
 
 
-def tokens(logprobs: Iterable[Any]) -> list[TranscriptToken]:
-    """Return the tokens of the pipeline's `TokenLogprob`."""
+def tokens(logprobs: Iterable[TokenLogprob]) -> list[TranscriptToken]:
+    """Return the tokens of a transcript as those of the response."""
     return [TranscriptToken(token=x.token, bytes=x.bytes, logprob=x.logprob) for x in logprobs]
 
 

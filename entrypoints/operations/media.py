@@ -6,12 +6,16 @@ import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
 
 from ostro.core.errors import RequestError, Unsupported
 from ostro.core.pipeline import ModelTarget
+from ostro.core.tasks import ImageProgress, TokenLogprob
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 SPEEDS = (0.25, 4.0)
 IMAGE_FORMATS = ("png", "jpeg", "webp")
@@ -172,13 +176,13 @@ class ImageEvent:
 class TranscriptEvent:
     """The next piece of a transcript, or at its end all of it, with the adapters' generations.
 
-    logprobs: the tokens, if requested, as the pipeline's `TokenLogprob`. language: a code ("en").
+    logprobs: those of the tokens, if requested. language: a code ("en").
     audio_tokens, prompt_tokens, output_tokens: counts of the whole, in the last event.
     """
 
     text: str
     final: bool = False
-    logprobs: Sequence[Any] = ()
+    logprobs: Sequence[TokenLogprob] = ()
     language: str = ""
     audio_tokens: int = 0
     prompt_tokens: int = 0
@@ -323,8 +327,8 @@ def stated(request: ModelTarget, *names: str) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def image_event(model: str, step: Any, request: ImageRequest) -> ImageEvent:
-    """The event of a pipeline's `Progress`."""
+def image_event(model: str, step: ImageProgress, request: ImageRequest) -> ImageEvent:
+    """The event of a pipeline's progress."""
     return ImageEvent(
         model=model,
         done=step.done,
@@ -339,7 +343,7 @@ def image_event(model: str, step: Any, request: ImageRequest) -> ImageEvent:
     )
 
 
-def encode_image(image: Any, request: ImageRequest) -> bytes:
+def encode_image(image: Image, request: ImageRequest) -> bytes:
     """The file of a PIL image, in the format and quality of a request."""
     level = MAX_LEVEL if request.output_compression is None else request.output_compression
     options = {} if request.output_format == "png" else {"quality": level}

@@ -26,6 +26,7 @@ from ostro.core.messages.commands import (
 )
 from ostro.core.pipeline import ServedModel
 from ostro.core.records import Settings
+from ostro.core.tasks import TaskPipeline
 from ostro.entrypoints.operations.service import Service
 from ostro.entrypoints.serve_config import ModelOptions
 
@@ -36,7 +37,7 @@ State = Literal["loaded", "loading", "unloaded", "failed"]
 Find = Callable[[Settings], Awaitable[ServedModel]]
 """Finds the files of a model and reads all but its weights."""
 
-Pipelines = Callable[[ServedModel], Mapping[str, Any]]
+Pipelines = Callable[[ServedModel], Mapping[str, TaskPipeline]]
 """Makes the pipelines of a loaded model, by task."""
 
 

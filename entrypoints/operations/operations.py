@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from ostro.core.errors import Unsupported
 from ostro.core.pipeline import ModelTarget
+from ostro.core.tasks import PoolingResult, TokenLogprob, Transcript
 from ostro.entrypoints.operations.admin import Admin
 from ostro.entrypoints.operations.caller import ANYONE, Caller
 from ostro.entrypoints.operations.documents import Documents
@@ -29,6 +30,7 @@ from ostro.entrypoints.operations.models import ModelEntry, find_model, list_mod
 from ostro.entrypoints.operations.text_operations import TextOperations
 from ostro.entrypoints.operations.vectors import (
     POOLING,
+    SCORING,
     Classification,
     ClassifyRequest,
     EmbeddingRequest,
@@ -46,6 +48,10 @@ from ostro.entrypoints.operations.vectors import (
     embedding_inputs,
     score_pairs,
 )
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class Operations(TextOperations):
@@ -106,7 +112,7 @@ class Operations(TextOperations):
     async def score(self, request: ScoreRequest, caller: Caller = ANYONE) -> Scores:
         """Score pairs of texts: by relevance, or by cosine similarity of an embedding model."""
         pairs = score_pairs(request)
-        task = self.service.task_of(request, ("rerank", "embed"), caller)
+        task = self.service.task_of(request, SCORING, caller)
         admitted = await self.service.admit(request, task, caller)
         pipeline = admitted.pipeline
         compute = pipeline.relevance if task == "rerank" else pipeline.similarity
@@ -127,6 +133,7 @@ class Operations(TextOperations):
                 param="task",
             )
         admitted = await self.service.admit(request, task, caller)
+        read: PoolingResult[NDArray[np.float32]] | PoolingResult[NDArray[np.float64]]
         if task == "embed":
             read = await admitted.pipeline.embed(
                 embedding_inputs(request.input),
@@ -158,19 +165,19 @@ class Operations(TextOperations):
 
     async def transcribe(
         self, request: TranscriptionRequest, audio: bytes, caller: Caller = ANYONE
-    ) -> Any:
-        """Transcribe an audio file. Returns the pipeline's transcript."""
+    ) -> Transcript:
+        """Transcribe an audio file."""
         return await self._transcript(request, audio, "transcribe", caller)
 
     async def translate(
         self, request: TranscriptionRequest, audio: bytes, caller: Caller = ANYONE
-    ) -> Any:
-        """Transcribe an audio file in English. Returns the pipeline's transcript."""
+    ) -> Transcript:
+        """Transcribe an audio file in English."""
         return await self._transcript(request, audio, "translate", caller)
 
     async def _transcript(
         self, request: TranscriptionRequest, audio: bytes, task: str, caller: Caller
-    ) -> Any:
+    ) -> Transcript:
         admitted = await self.service.admit(request, "transcribe", caller)
         options = transcription_options(request, task)
         return await admitted.pipeline.transcribe(audio, adapters=admitted.adapters, **options)
@@ -187,7 +194,7 @@ class Operations(TextOperations):
         task_state = pipeline.new_task(transcription_options(request, task), admitted.adapters)
 
         async def events() -> AsyncGenerator[TranscriptEvent, None]:
-            text, logprobs, tokens = "", list[Any](), 0
+            text, logprobs, tokens = "", list[TokenLogprob](), 0
             async with aclosing(pipeline.stream(audio, task_state)) as segments:
                 async for segment in segments:
                     text += segment.text
@@ -225,8 +232,7 @@ class Operations(TextOperations):
     async def voices(self, target: ModelTarget, caller: Caller = ANYONE) -> list[str]:
         """The names of the voices of a model that speaks."""
         admitted = await self.service.admit(target, "speak", caller)
-        found: list[str] = admitted.pipeline.voices
-        return found
+        return admitted.pipeline.voices
 
     async def draw(
         self, request: ImageRequest, caller: Caller = ANYONE, *, image: bytes | None = None

@@ -8,18 +8,35 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 from ostro.core.errors import AdapterNotFound, NotFound, Overloaded, Unsupported, close_names
 from ostro.core.ipc.client import AsyncEngine
 from ostro.core.messages.requests import DEFAULT, AdapterRef
-from ostro.core.pipeline import ModelTarget, ServedModel
+from ostro.core.pipeline import ModelTarget, ServedModel, TextPipeline
+from ostro.core.tasks import (
+    ImagePipeline,
+    SpeechPipeline,
+    TaskPipeline,
+    TranscriptionPipeline,
+    VectorPipeline,
+    VectorTask,
+)
 from ostro.entrypoints.operations.adapters import Adapters, adapter_refs
 from ostro.entrypoints.operations.admission import CLAIM
 from ostro.entrypoints.operations.caller import ANYONE, Caller
 
 if TYPE_CHECKING:
+    import typing_extensions
+
     from ostro.entrypoints.operations.model_manager import ModelManager
+
+    # `Admitted` without a parameter is that of text: `TypeVar` has a default from Python 3.13 on.
+    P = typing_extensions.TypeVar("P", bound=TaskPipeline, covariant=True, default=TextPipeline)
+else:
+    P = TypeVar("P", covariant=True)
+
+T = TypeVar("T", bound=str)
 
 EVERY_NAME = "*"
 """An alias that stands for every name that is not one of a model or adapter."""
@@ -29,11 +46,11 @@ LISTED_NAMES = 20
 
 
 @dataclass(frozen=True)
-class Admitted:
+class Admitted(Generic[P]):
     """An accepted request: its model, pipeline and adapters. The response contains `name`."""
 
     model: str
-    pipeline: Any
+    pipeline: P
     adapters: tuple[AdapterRef, ...]
     name: str
 
@@ -46,7 +63,7 @@ class Service:
         default model, which adapter resolvers find.
         """
         self.engine, self.names, self.resolves = engine, names, resolves
-        self.models: dict[str, Mapping[str, Any]] = {}
+        self.models: dict[str, Mapping[str, TaskPipeline]] = {}
         self.served: dict[str, ServedModel] = {}  # their configs, templates and files
         self.adapters = Adapters(engine)
         self.takes_media = False  # whether chats may contain images, videos and audio
@@ -157,9 +174,40 @@ class Service:
         rest = f" and {more} more, which GET /v1/models lists" if more > 0 else ""
         return NotFound(f"model {name!r:.100} not found; available: {known}{rest}", param="model")
 
+    @overload
+    async def admit(
+        self, target: ModelTarget, task: Literal["text"] = "text", caller: Caller = ANYONE
+    ) -> Admitted[TextPipeline]: ...
+
+    @overload
+    async def admit(
+        self, target: ModelTarget, task: VectorTask, caller: Caller = ANYONE
+    ) -> Admitted[VectorPipeline]: ...
+
+    @overload
+    async def admit(
+        self, target: ModelTarget, task: Literal["transcribe"], caller: Caller = ANYONE
+    ) -> Admitted[TranscriptionPipeline]: ...
+
+    @overload
+    async def admit(
+        self, target: ModelTarget, task: Literal["speak"], caller: Caller = ANYONE
+    ) -> Admitted[SpeechPipeline]: ...
+
+    @overload
+    async def admit(
+        self, target: ModelTarget, task: Literal["draw"], caller: Caller = ANYONE
+    ) -> Admitted[ImagePipeline]: ...
+
+    # A task that is only known at run time, such as one of a plugin: the caller knows its type.
+    @overload
+    async def admit(
+        self, target: ModelTarget, task: str, caller: Caller = ANYONE
+    ) -> Admitted[Any]: ...
+
     async def admit(
         self, target: ModelTarget, task: str = "text", caller: Caller = ANYONE
-    ) -> Admitted:
+    ) -> Admitted[TaskPipeline]:
         """Select the model, pipeline and adapters of a caller's request.
 
         Waits until a model that is loaded on demand is loaded. A request without a model gets one
@@ -209,7 +257,7 @@ class Service:
             return self.manager.state(model)
         return "loaded" if model in self.models else "loading"
 
-    async def pipeline(self, model: str, task: str) -> Any:
+    async def pipeline(self, model: str, task: str) -> TaskPipeline:
         """Return the pipeline of a model that stays loaded until the client's request ends.
 
         Raises Overloaded if it cannot be loaded now.
@@ -222,7 +270,7 @@ class Service:
             await self.manager.ensure(model)
         return self.models[model][task]
 
-    def task_of(self, target: ModelTarget, tasks: Sequence[str], caller: Caller = ANYONE) -> str:
+    def task_of(self, target: ModelTarget, tasks: Sequence[T], caller: Caller = ANYONE) -> T:
         """Return the first of some tasks that the model of a request supports.
 
         For a request without a model, a model that the caller may use must support it. Returns the
@@ -234,7 +282,7 @@ class Service:
         supported = {task for name in names for task in self.tasks(name)}
         return next((task for task in tasks if task in supported), tasks[0])
 
-    async def template(self, admitted: Admitted) -> str | None:
+    async def template(self, admitted: Admitted[TaskPipeline]) -> str | None:
         """Return the chat template of the request's only adapter, None without one."""
         if not admitted.adapters:
             return None

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 from ostro.core.errors import RequestError, Unsupported
 from ostro.core.pipeline import ModelTarget
+from ostro.core.tasks import VectorTask
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 MAX_INPUTS = 2048
 """Limit on the inputs or documents of one request."""
-POOLING = ("embed", "classify")
+POOLING: tuple[VectorTask, ...] = ("embed", "classify")
 """Tasks of `PoolRequest`, the default first."""
+SCORING: tuple[VectorTask, ...] = ("rerank", "embed")
+"""Tasks of `ScoreRequest`, the preferred one first."""
 T = TypeVar("T")
 
 
@@ -88,7 +95,7 @@ class Pooled:
 class Embeddings(Pooled):
     """One vector per input: [n, d] float32."""
 
-    vectors: Any
+    vectors: NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -125,7 +132,7 @@ class Scores(Pooled):
 class Rows(Pooled):
     """One row of numbers per input: [n, d] float32 or float64."""
 
-    rows: Any
+    rows: NDArray[np.float32] | NDArray[np.float64]
 
 
 def embedding_inputs(given: str | list[str | int | list[int]]) -> list[str | list[int]]:

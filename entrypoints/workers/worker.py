@@ -7,7 +7,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,6 +22,7 @@ from ostro.core.messages.commands import AdapterResult, Outputs, Ready
 from ostro.core.messages.outputs import Stats
 from ostro.core.pipeline import ServedModel
 from ostro.core.plugins.manager import PluginManager
+from ostro.core.tasks import TaskPipeline
 from ostro.entrypoints.http.app import make_app, routes_of
 from ostro.entrypoints.http.daemon_thread import in_thread
 from ostro.entrypoints.http.listener import open_certificate
@@ -78,7 +79,7 @@ class OpenModel:
 
     load: int
     served: ServedModel
-    pipelines: dict[str, Any]
+    pipelines: Mapping[str, TaskPipeline]
 
 
 class Worker(asyncio.Protocol):

@@ -36,6 +36,16 @@ OTHER = {("checkpoints", "dummy", "open"), ("architectures", "transformers", "co
 makes a config of a record.
 """
 
+PIPELINES = {
+    "embed": "VectorPipeline",
+    "rerank": "VectorPipeline",
+    "classify": "VectorPipeline",
+    "transcribe": "TranscriptionPipeline",
+    "speak": "SpeechPipeline",
+    "draw": "ImagePipeline",
+}
+"""Tasks, and the types of their pipelines in `ostro.pipelines`."""
+
 NO_DOTS = str.maketrans(".-", "__")
 
 WRONG = """
@@ -66,6 +76,9 @@ def assignments() -> Iterator[str]:
             target = "QuantizingStorageClass" if quantizes else protocol
             yield f"import {module}"
             yield f"{kind}_{field}_{name.translate(NO_DOTS)}: ostro.{target} = {module}.{attribute}"
+            if kind == "pipelines" and name in PIPELINES:
+                yield f"def of_{name}(pipeline: {module}.{attribute}) -> types.{PIPELINES[name]}:"
+                yield "    return pipeline"
 
 
 def check(folder: Path, source: str) -> str:
@@ -82,6 +95,7 @@ def test_every_built_in_target_has_its_type(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     lines = list(assignments())
     assert len(lines) > 200
-    assert "Success" in (found := check(tmp_path, "\n".join(["import ostro", *lines]))), found
+    imports = ["import ostro", "import ostro.pipelines as types"]
+    assert "Success" in (found := check(tmp_path, "\n".join([*imports, *lines]))), found
     wrong = check(tmp_path, WRONG)
     assert wrong.count("[assignment]") == 3, wrong

@@ -35,8 +35,8 @@ EDGES: Mapping[str, str] = {
 """
 
 FRONT = (
-    "chat ipc media messages pipeline plugins preparation records store tokenizer worker".split()
-)
+    "chat ipc media messages pipeline plugins preparation records store tasks tokenizer worker"
+).split()
 """Folders and files of the core that run without torch: those of clients and media workers."""
 
 DEVICE = "adapters engine load native nn ops placement".split()
@@ -58,7 +58,7 @@ METHODS = 25
 
 LARGE = {
     "AsyncEngine": 31,
-    "LocalModel": 40,
+    "LocalModel": 37,
     "ModelManager": 26,
     "ModelRunner": 27,
     "MultiModelEngine": 30,

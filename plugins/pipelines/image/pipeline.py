@@ -6,7 +6,6 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from msgspec.structs import replace
 
 from ostro import Array, Inputs, JobRequest, resolve
 from ostro.errors import RequestError
-from ostro.pipelines import AdapterRef, AsyncEngine, ServedModel
+from ostro.pipelines import AdapterRef, AsyncEngine, ImageProgress, ImageUsage, ServedModel
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,31 +51,6 @@ class Drawing(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
                 raise RequestError(f"{name}={value} is not within {low}..{high}", param=name)
-
-
-@dataclass(frozen=True)
-class ImageUsage:
-    """Token counts of a request: of its prompt, of its initial image, and of each result."""
-
-    text: int = 0
-    image: int = 0
-    output: int = 0
-
-
-@dataclass(frozen=True)
-class Progress:
-    """The progress of a request: `done` of `total` slices.
-
-    `images` are previews, or at the end the results. `generations` are those of the adapters in
-    use, None for a request without adapters.
-    """
-
-    done: int
-    total: int
-    images: list[Image] = field(default_factory=list)
-    final: bool = False
-    generations: list[str] | None = None
-    usage: ImageUsage = ImageUsage()
 
 
 class Images:
@@ -120,9 +94,9 @@ class Images:
         *,
         progress: Callable[[int, int, list[Image]], None] | None = None,
         **options: Any,
-    ) -> Progress:
+    ) -> ImageProgress:
         """The final progress of a request. Arguments as `draw`."""
-        last = Progress(0, 0)
+        last = ImageProgress(0, 0)
         async with aclosing(self.stream(prompt, **options)) as steps:
             async for last in steps:
                 if progress is not None:
@@ -136,7 +110,7 @@ class Images:
         image: Any = None,
         adapters: Sequence[AdapterRef] = (),
         **options: Any,
-    ) -> AsyncGenerator[Progress, None]:
+    ) -> AsyncGenerator[ImageProgress, None]:
         """The progress of a request; closing the generator stops it. Arguments as `draw`."""
         if unknown := options.keys() - set(Drawing.__struct_fields__):
             known = ", ".join(Drawing.__struct_fields__)
@@ -158,7 +132,7 @@ class Images:
                     images = pil_images(output.arrays["images"])
                     previews += 1
                 generations = list(output.generations) if final and adapters else None
-                yield Progress(output.done, output.total, images, final, generations, usage)
+                yield ImageProgress(output.done, output.total, images, final, generations, usage)
 
     def prepare(self, prompt: str, drawing: Drawing, image: Any) -> tuple[JobRequest, ImageUsage]:
         drawing.check()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,18 @@ import numpy as np
 
 from ostro import resolve
 from ostro.errors import RequestError, Unsupported, UsageError
-from ostro.pipelines import AdapterRef, AsyncEngine, Samples, ServedModel
+from ostro.pipelines import (
+    AdapterRef,
+    AsyncEngine,
+    Samples,
+    Segment,
+    ServedModel,
+    TranscriptionState,
+)
 from ostro.plugins.pipelines.transcription.controls import Controls
 from ostro.plugins.pipelines.transcription.options import Options
 from ostro.plugins.pipelines.transcription.task import AudioModel, TranscriptionTask
-from ostro.plugins.pipelines.transcription.transcript import Segment, Transcript
+from ostro.plugins.pipelines.transcription.transcript import Transcript
 from ostro.plugins.pipelines.transcription.window import STEPS
 
 MIN_SECONDS = 0.1
@@ -57,15 +64,16 @@ class Transcription:
             generations=task.generations,
         )
 
-    async def stream(self, audio: Any, task: TranscriptionTask) -> AsyncGenerator[Segment, None]:
+    async def stream(self, audio: Any, task: TranscriptionState) -> AsyncGenerator[Segment, None]:
         """The segments of audio, as soon as each window is transcribed; see `transcribe`."""
+        assert isinstance(task, TranscriptionTask), "`task` is one of `new_task`"
         spectrum = await asyncio.to_thread(self.compute_spectrum, audio)
         async with aclosing(task.segments(spectrum)) as segments:
             async for segment in segments:
                 yield segment
 
     def new_task(
-        self, options: dict[str, Any], adapters: Sequence[AdapterRef] = ()
+        self, options: Mapping[str, Any], adapters: Sequence[AdapterRef] = ()
     ) -> TranscriptionTask:
         """A task with these options. Raises RequestError for invalid options."""
         resolved = Options.of(options)

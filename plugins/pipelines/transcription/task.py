@@ -25,15 +25,17 @@ from ostro.pipelines import (
     AsyncEngine,
     Samples,
     Sampling,
+    Segment,
     ServedModel,
+    TokenLogprob,
     TokenRequest,
+    Word,
     token_name,
 )
 from ostro.plugins.pipelines.transcription.alignment import first_rows
 from ostro.plugins.pipelines.transcription.controls import Controls
 from ostro.plugins.pipelines.transcription.options import Options
 from ostro.plugins.pipelines.transcription.request import TranscriptionRequest
-from ostro.plugins.pipelines.transcription.transcript import Segment, TokenLogprob
 from ostro.plugins.pipelines.transcription.window import (
     STEPS,
     TokenSegment,
@@ -41,7 +43,7 @@ from ostro.plugins.pipelines.transcription.window import (
     cut,
     prompt_tokens,
 )
-from ostro.plugins.pipelines.transcription.words import Word, group_words
+from ostro.plugins.pipelines.transcription.words import group_words
 
 FORCING_BIAS = 100.0
 """The logit bias that forces a token, in order to get its probability."""

@@ -8,38 +8,8 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from ostro.errors import RequestError
+from ostro.pipelines import Segment, Word
 from ostro.plugins.pipelines.transcription.languages import name_of
-from ostro.plugins.pipelines.transcription.words import Word
-
-
-class TokenLogprob(msgspec.Struct, kw_only=True):
-    """A token of a text, its bytes in UTF-8 and its log probability."""
-
-    token: str
-    bytes: list[int]
-    logprob: float
-
-
-class Segment(msgspec.Struct, kw_only=True):
-    """A stretch of speech, `start` and `end` in seconds.
-
-    `seek` is the start of its window in hundredths of a second; `avg_logprob` (per token),
-    `compression_ratio` and `no_speech_prob` are those of its window, sampled with `temperature`.
-    `logprobs` are those of the tokens of the text, `words` are its words, if requested.
-    """
-
-    id: int
-    seek: int
-    start: float
-    end: float
-    text: str
-    tokens: list[int]
-    temperature: float
-    avg_logprob: float
-    compression_ratio: float
-    no_speech_prob: float
-    logprobs: list[TokenLogprob] = []
-    words: list[Word] = []
 
 
 class Transcript(msgspec.Struct, kw_only=True):

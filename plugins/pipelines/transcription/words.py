@@ -10,21 +10,13 @@ import string
 from codecs import getincrementaldecoder
 from collections.abc import Iterable, Sequence
 
-import msgspec
+from ostro.pipelines import Word
 
 UNSPACED = ("zh", "ja", "th", "lo", "my", "yue")
 """Languages without spaces between words: each character is a word."""
 BEFORE = "\"'“¡¿([{-"
 AFTER = "\"'.。,，!！?？:：”)]}、"  # noqa: RUF001
 """Punctuation that belongs to the next word, and to the word before."""
-
-
-class Word(msgspec.Struct, kw_only=True):
-    """A word, `start` and `end` in seconds."""
-
-    word: str
-    start: float
-    end: float
 
 
 def group_words(tokens: Sequence[tuple[bytes, float, float]], language: str) -> list[Word]:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property, partial
 from secrets import token_hex
-from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +18,8 @@ from ostro.pipelines import (
     AsyncEngine,
     ChatTemplate,
     PoolingRequest,
+    PoolingResult,
+    Ranked,
     ServedModel,
     prompt_tokens,
 )
@@ -29,25 +29,6 @@ MARGIN = 64
 """Tokens beyond those kept of a text, so that the place of a cut within a word has no effect."""
 Rows = NDArray[np.float32]
 Scores = NDArray[np.float64]
-T = TypeVar("T")
-
-
-class PoolingResult(NamedTuple, Generic[T]):
-    """A result, its number of input tokens, and the generations of the adapters in use, None for a
-    request without adapters.
-    """
-
-    answer: T
-    tokens: int
-    generations: list[str] | None
-
-
-@dataclass(frozen=True)
-class Ranked:
-    """The index of a document in the request, and its score; higher is better."""
-
-    index: int
-    score: float
 
 
 class Vectors:

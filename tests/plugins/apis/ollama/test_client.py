@@ -12,7 +12,7 @@ import ollama
 import pytest
 from echo.server import Running
 
-from ostro.plugins.pipelines.vectors.pipeline import PoolingResult
+from ostro.pipelines import PoolingResult
 
 HI: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
 ANSWER = "user\nhi\nassistant\n"
