@@ -22,8 +22,6 @@ from ostro.core.messages.commands import ModelInfo, ModelSpec
 from ostro.core.messages.outputs import TokenOutput
 from ostro.core.messages.prompt import Prompt
 from ostro.core.messages.requests import AdapterRef, Sampling, TokenRequest
-from ostro.core.messages.target import AdapterChoice as AdapterChoice
-from ostro.core.messages.target import ModelTarget as ModelTarget
 from ostro.core.messages.text import Event, Usage
 from ostro.core.messages.text_requests import ChatRequest, CompletionRequest
 from ostro.core.output import OutputParser

@@ -17,7 +17,7 @@ from ostro.core.messages.commands import (
     UnloadAdapter,
 )
 from ostro.core.messages.requests import AdapterRef
-from ostro.core.pipeline import AdapterChoice, ModelTarget
+from ostro.core.messages.target import AdapterChoice, ModelTarget
 
 log = logging.getLogger(__name__)
 

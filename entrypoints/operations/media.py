@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import msgspec
 
 from ostro.core.errors import RequestError, Unsupported
-from ostro.core.pipeline import ModelTarget
+from ostro.core.messages.target import ModelTarget
 from ostro.core.tasks import ImageProgress, TokenLogprob
 
 if TYPE_CHECKING:

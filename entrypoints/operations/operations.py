@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, NoReturn
 
 from ostro.core.errors import Unsupported
-from ostro.core.pipeline import ModelTarget
+from ostro.core.messages.target import ModelTarget
 from ostro.core.tasks import PoolingResult, TokenLogprob, Transcript
 from ostro.entrypoints.operations.admin import Admin
 from ostro.entrypoints.operations.caller import ANYONE, Caller

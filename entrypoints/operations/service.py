@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 from ostro.core.errors import AdapterNotFound, NotFound, Overloaded, Unsupported, close_names
 from ostro.core.ipc.client import AsyncEngine
 from ostro.core.messages.requests import DEFAULT, AdapterRef
-from ostro.core.pipeline import ModelTarget, ServedModel, TextPipeline
+from ostro.core.messages.target import ModelTarget
+from ostro.core.pipeline import ServedModel, TextPipeline
 from ostro.core.tasks import (
     ImagePipeline,
     SpeechPipeline,
@@ -27,15 +28,9 @@ from ostro.entrypoints.operations.admission import CLAIM
 from ostro.entrypoints.operations.caller import ANYONE, Caller
 
 if TYPE_CHECKING:
-    import typing_extensions
-
     from ostro.entrypoints.operations.model_manager import ModelManager
 
-    # `Admitted` without a parameter is that of text: `TypeVar` has a default from Python 3.13 on.
-    P = typing_extensions.TypeVar("P", bound=TaskPipeline, covariant=True, default=TextPipeline)
-else:
-    P = TypeVar("P", covariant=True)
-
+P = TypeVar("P", bound=TaskPipeline, covariant=True)
 T = TypeVar("T", bound=str)
 
 EVERY_NAME = "*"

@@ -6,6 +6,7 @@ from functools import partial
 
 from ostro.core.errors import Unsupported
 from ostro.core.messages.text_requests import ChatRequest, CompletionRequest
+from ostro.core.pipeline import TextPipeline
 from ostro.core.preparation import EXECUTOR
 from ostro.entrypoints.operations.caller import ANYONE, Caller
 from ostro.entrypoints.operations.files import Files
@@ -42,7 +43,7 @@ class TextOperations:
         return Generation(answer, admitted.name, admitted.pipeline)
 
     async def _with_files(
-        self, request: ChatRequest, admitted: Admitted, caller: Caller
+        self, request: ChatRequest, admitted: Admitted[TextPipeline], caller: Caller
     ) -> ChatRequest:
         """The request with the contents of its files in their places."""
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ostro.core.errors import RequestError
-from ostro.core.pipeline import ModelTarget
+from ostro.core.messages.target import ModelTarget
 from ostro.core.tokenizer import Tokenizer
 
 TOKENIZING = ("text", "embed", "rerank", "classify")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 from ostro.core.errors import RequestError, Unsupported
-from ostro.core.pipeline import ModelTarget
+from ostro.core.messages.target import ModelTarget
 from ostro.core.tasks import VectorTask
 
 if TYPE_CHECKING:

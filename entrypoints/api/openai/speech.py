@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ostro.core.pipeline import ModelTarget
+from ostro.core.messages.target import ModelTarget
 from ostro.core.records import Content, Route
 from ostro.entrypoints.api.openai.types import adapter_headers, unless_none
 from ostro.entrypoints.operations.caller import Caller

@@ -10,8 +10,9 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from ostro.core.errors import RequestError, Unsupported
+from ostro.core.messages.target import ModelTarget
 from ostro.core.messages.text_requests import ChatRequest
-from ostro.core.pipeline import ModelTarget, parse
+from ostro.core.pipeline import parse
 from ostro.entrypoints.operations.metadata import Metadata
 from ostro.entrypoints.operations.responses.chat import chat_messages
 from ostro.entrypoints.operations.responses.items import (

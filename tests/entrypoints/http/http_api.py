@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from ostro.core.pipeline import ModelTarget
+from ostro.core.messages.target import ModelTarget
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Route
 from ostro.entrypoints.http.app import routes_of

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from msgspec import inspect
 
+from ostro.core.messages.target import AdapterChoice
 from ostro.core.messages.text_requests import (
     ChatRequest,
     CompletionRequest,
@@ -23,7 +24,7 @@ from ostro.core.messages.text_requests import (
     ResponseFormat,
     StructuredOutputs,
 )
-from ostro.core.pipeline import AdapterChoice, parse
+from ostro.core.pipeline import parse
 from ostro.entrypoints import http, operations
 from ostro.entrypoints.api import openai
 from ostro.entrypoints.api import server as server_api

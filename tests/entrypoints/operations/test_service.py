@@ -10,7 +10,7 @@ import pytest
 
 from ostro.core.errors import Unsupported
 from ostro.core.messages.commands import AdapterInfo
-from ostro.core.pipeline import ModelTarget
+from ostro.core.messages.target import ModelTarget
 from ostro.entrypoints.operations.service import Service
 
 

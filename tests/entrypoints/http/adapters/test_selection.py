@@ -11,7 +11,7 @@ from tiny.adapter_routes import CHAT, COMPLETE, GENERATION, LOAD, last, load, re
 from ostro.core.errors import OstroError, RequestError
 from ostro.core.messages.commands import AdapterInfo
 from ostro.core.messages.requests import AdapterRef
-from ostro.core.pipeline import ModelTarget
+from ostro.core.messages.target import ModelTarget
 from ostro.entrypoints.http.forms import parse_form
 from ostro.entrypoints.operations.adapters import adapter_refs
 from ostro.entrypoints.operations.media import TranscriptionRequest
