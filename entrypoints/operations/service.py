@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar, overload
 
 from ostro.core.errors import AdapterNotFound, NotFound, Overloaded, Unsupported, close_names
 from ostro.core.ipc.client import AsyncEngine
@@ -194,11 +194,10 @@ class Service:
         self, target: ModelTarget, task: Literal["draw"], caller: Caller = ANYONE
     ) -> Admitted[ImagePipeline]: ...
 
-    # A task that is only known at run time, such as one of a plugin: the caller knows its type.
     @overload
     async def admit(
-        self, target: ModelTarget, task: str, caller: Caller = ANYONE
-    ) -> Admitted[Any]: ...
+        self, target: ModelTarget, task: Literal["text"] | VectorTask, caller: Caller = ANYONE
+    ) -> Admitted[TextPipeline | VectorPipeline]: ...
 
     async def admit(
         self, target: ModelTarget, task: str = "text", caller: Caller = ANYONE

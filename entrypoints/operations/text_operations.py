@@ -90,27 +90,31 @@ class TextOperations:
 
         Raises ContextLengthExceeded for more than `MAX_CONTEXTS` times the context.
         """
-        if isinstance(request, TokenizeRequest):
-            task = self.service.task_of(request, TOKENIZING, caller)
-            admitted = await self.service.admit(request, task, caller)
-        else:
-            admitted = await self.service.admit(request, "text", caller)
+        if isinstance(request, ChatRequest):
+            return await self._tokenize_chat(request, caller)
+        task = self.service.task_of(request, TOKENIZING, caller)
+        admitted = await self.service.admit(request, task, caller)
+        await self.service.template(admitted)  # raises an error for an unknown adapter
+        model = admitted.pipeline.model
+        tokenizer, context = model.require_tokenizer(), model.context
+        work = partial(
+            tokenizer.encode,
+            request.text,
+            special=request.add_special_tokens,
+            parse_special=request.parse_special,
+            limit=MAX_CONTEXTS * context,
+        )
+        tokens = await EXECUTOR.run(len(request.text), work)
+        return Tokens(model=admitted.name, context=context, tokens=tokens, tokenizer=tokenizer)
+
+    async def _tokenize_chat(self, request: ChatRequest, caller: Caller) -> Tokens:
+        admitted = await self.service.admit(request, "text", caller)
         template = await self.service.template(admitted)
         pipeline = admitted.pipeline
-        context, tokenizer = pipeline.model.context, pipeline.model.require_tokenizer()
+        tokenizer, context = pipeline.model.require_tokenizer(), pipeline.model.context
+        request = await self._with_files(request, admitted, caller)
         limit = MAX_CONTEXTS * context
-        if isinstance(request, TokenizeRequest):
-            work = partial(
-                tokenizer.encode,
-                request.text,
-                special=request.add_special_tokens,
-                parse_special=request.parse_special,
-                limit=limit,
-            )
-            tokens = await EXECUTOR.run(len(request.text), work)
-        else:
-            request = await self._with_files(request, admitted, caller)
-            tokens = await pipeline.tokenize(request, template=template, limit=limit)
+        tokens = await pipeline.tokenize(request, template=template, limit=limit)
         return Tokens(model=admitted.name, context=context, tokens=tokens, tokenizer=tokenizer)
 
     async def detokenize(self, request: DetokenizeRequest, caller: Caller = ANYONE) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from ostro.core.errors import RequestError
 from ostro.core.messages.target import ModelTarget
+from ostro.core.tasks import VectorTask
 from ostro.core.tokenizer import Tokenizer
 
-TOKENIZING = ("text", "embed", "rerank", "classify")
+TOKENIZING: tuple[Literal["text"] | VectorTask, ...] = ("text", "embed", "rerank", "classify")
 """The tasks whose pipelines have a tokenizer, the preferred one first."""
 MAX_CONTEXTS = 8
 """Limit on the tokens that are counted, as a multiple of the model's context."""
