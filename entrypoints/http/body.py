@@ -99,6 +99,7 @@ async def read_form(request: Request, files: int = 1) -> AsyncIterator[FormData]
     if kind != "multipart/form-data":
         raise HTTPException(415, f"Content-Type is {kind!r:.80}; send multipart/form-data")
     check_length(request, MAX_FORM)
+    # Starlette limits the number of files and fields, but not the bytes of a file.
     bounded = Request(request.scope, bound(request))
     try:
         async with asyncio.timeout(FORM_SECONDS):
@@ -147,6 +148,7 @@ async def read(request: Request, limit: int) -> bytearray:
     """Return the body. Raises HTTPException 413 if it is longer than `limit`, and 503."""
     check_length(request, limit)
     held, data = HeldBody.of(request), bytearray()
+    # Content-Length may be absent: the bytes are counted as they arrive.
     async for chunk in request.stream():
         held.add(len(chunk))
         data += chunk

@@ -46,6 +46,7 @@ class EventStream(Response):
         self.last = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # A closed connection shows as a message only: a task has to wait for it meanwhile.
         sending = asyncio.ensure_future(self._send_all(scope, receive, send))
         watching = asyncio.ensure_future(self._watch(receive, send))
         try:
@@ -56,6 +57,7 @@ class EventStream(Response):
             results = await asyncio.gather(sending, watching, return_exceptions=True)
             await self.events.aclose()
         for result in results:
+            # A client that leaves while the server writes is no error of the server.
             if isinstance(result, Exception) and not isinstance(result, OSError):
                 raise result
 
@@ -67,7 +69,7 @@ class EventStream(Response):
                     async for event in self.events:
                         await self._write(send, encode(event))
             except TimeoutError:
-                if not timeout.expired():
+                if not timeout.expired():  # one of the handler's own
                     raise
                 raise timed_out() from None
         except OstroError as error:
