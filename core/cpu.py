@@ -54,7 +54,7 @@ def quotas(root: Path) -> Iterator[float]:
                 yield int(words[0]) / int(words[1])
 
 
-class Usage(NamedTuple):
+class CpuUsage(NamedTuple):
     """The use of all CPUs since the system's start, at `time` (`time.monotonic`).
 
     busy: seconds of all processes, own: seconds of this process. cpus: number of logical CPUs.
@@ -65,13 +65,13 @@ class Usage(NamedTuple):
     busy: float
     own: float
 
-    def free_since(self, start: Usage) -> float:
+    def free_since(self, start: CpuUsage) -> float:
         """The CPUs, on average since `start`, that other processes did not use."""
         others = (self.busy - start.busy) - (self.own - start.own)
         return self.cpus - others / (self.time - start.time)
 
 
-def read_usage(root: Path = ROOT) -> Usage | None:
+def read_usage(root: Path = ROOT) -> CpuUsage | None:
     """The current use of the CPUs; None on systems without /proc/stat."""
     rows = [line.split() for line in read(root / "proc/stat").splitlines()]
     cpus = [row for row in rows if row and row[0].startswith("cpu")]
@@ -80,7 +80,7 @@ def read_usage(root: Path = ROOT) -> Usage | None:
     # In the order of proc(5); the fourth and the fifth are idle time.
     ticks = [int(word) for word in cpus[0][1:9]]
     busy = (sum(ticks) - sum(ticks[3:5])) / os.sysconf("SC_CLK_TCK")
-    return Usage(time.monotonic(), len(cpus) - 1, busy, time.process_time())
+    return CpuUsage(time.monotonic(), len(cpus) - 1, busy, time.process_time())
 
 
 def read(path: Path) -> str:

@@ -16,7 +16,7 @@ import msgspec
 
 from ostro.core.chat import ChatTemplate
 from ostro.core.errors import CheckpointError, RequestError, Unsupported, nearest
-from ostro.core.media.parts import Medium
+from ostro.core.media.parts import RequestMedium
 from ostro.core.media.worker import MediaWorker
 from ostro.core.messages.commands import ModelInfo, ModelSpec
 from ostro.core.messages.outputs import TokenOutput
@@ -295,7 +295,7 @@ class TextPipeline(Protocol):
         """Token ids of a conversation, rendered with the chat template and its `options`."""
         ...
 
-    def check_media(self, media: Sequence[Medium]) -> None:
+    def check_media(self, media: Sequence[RequestMedium]) -> None:
         """Raise Unsupported for media that the model does not support."""
         ...
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from time import monotonic
 
-from ostro.core.cpu import Usage, core_count, read_usage
+from ostro.core.cpu import CpuUsage, core_count, read_usage
 from ostro.core.errors import UsageError
 
 MAX_THREADS = 1024
@@ -29,7 +29,7 @@ class ThreadCount:
 
     def __init__(self) -> None:
         self.limit = 0
-        self.last: Usage | None = None
+        self.last: CpuUsage | None = None
 
     def set(self, threads: int | None) -> None:
         """Use `threads`, or with None as many as the free cores, up to `core_count()`.

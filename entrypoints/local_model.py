@@ -33,7 +33,7 @@ from ostro.entrypoints.local_engine import LocalClient, LocalEngine
 from ostro.entrypoints.local_pipelines import LocalPipelines
 from ostro.entrypoints.media import make_item
 from ostro.entrypoints.open import make_pipelines
-from ostro.entrypoints.operations.text import Choice, ChoiceBuilder
+from ostro.entrypoints.operations.text import ChoiceBuilder, CompletionChoice
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -226,7 +226,7 @@ class LocalModel(LocalPipelines):
         options: Mapping[str, Any] | None = None,
         adapters: Adapters = (),
         **sampling: Any,
-    ) -> Choice:
+    ) -> CompletionChoice:
         """Answer a conversation. The answer has `text`, `reasoning` and `tool_calls`.
 
         `tools` are OpenAI's: {"type": "function", "function": {"name", "parameters"}}. `options`

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ostro.core.errors import RequestError, UsageError
 from ostro.core.media.inputs import Inputs
-from ostro.core.media.parts import Medium
+from ostro.core.media.parts import RequestMedium
 from ostro.core.media.worker import MediaSource
 from ostro.core.media.worker import make_item as decode_item
 from ostro.core.messages.prompt import Item
@@ -23,7 +23,7 @@ ARRAYS = {
 """Arrays of each kind."""
 
 
-def make_item(medium: Medium, inputs: Inputs) -> Item:
+def make_item(medium: RequestMedium, inputs: Inputs) -> Item:
     """Return the item of a medium: bytes of a file, a path, an address, a PIL image or an array.
 
     Raises RequestError for a malformed medium, UsageError for a file that cannot be read.

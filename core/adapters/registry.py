@@ -44,7 +44,7 @@ MAX_SCALE = 100
 
 
 @dataclass(eq=False)
-class Alias:
+class AdapterName:
     """A name, the reference of its adapter, and the adapter's generation once it has been read.
 
     `reading` is the read under way, if any; `requests` is the number of requests by this name.
@@ -63,7 +63,7 @@ class PendingLoad:
     """The command `id` to load an adapter; its alias replaces the one of its name once read."""
 
     id: str
-    alias: Alias
+    alias: AdapterName
     expected: str | None = None
 
 
@@ -75,7 +75,7 @@ class PendingRead:
     """
 
     id: str
-    aliases: list[Alias]
+    aliases: list[AdapterName]
     generations: set[str]
 
 
@@ -95,10 +95,10 @@ class Registry:
 
     def __init__(self, loader: AdapterLoader, store: AdapterStore, *, max_adapters: int) -> None:
         self.loader, self.store, self.max_adapters = loader, store, max_adapters
-        self.aliases: dict[str, Alias] = {}
+        self.aliases: dict[str, AdapterName] = {}
         # One thread bounds the memory of reads: they load one adapter at a time.
         self.reader = ThreadPoolExecutor(1, "ostro-adapters")
-        self.finished: SimpleQueue[tuple[Alias, Future[LoadedAdapter]]] = SimpleQueue()
+        self.finished: SimpleQueue[tuple[AdapterName, Future[LoadedAdapter]]] = SimpleQueue()
         self.wake: Callable[[], None] = lambda: None
         self.loading: PendingLoad | None = None
         self.waiting: dict[str, PendingRead] = {}
@@ -107,14 +107,14 @@ class Registry:
 
     def register(
         self, name: str, reference: str, *, generation: str | None = None, pinned: bool = False
-    ) -> Alias:
+    ) -> AdapterName:
         """Add a name whose adapter is read when it is first requested. If a `generation` is given,
         the adapter must have it then. Raises AdapterError.
         """
         check_name(name)
         self.check_new(name)
         self.check_count()
-        self.aliases[name] = Alias(name, reference, generation, pinned)
+        self.aliases[name] = AdapterName(name, reference, generation, pinned)
         return self.aliases[name]
 
     def register_folder(self, folder: Path) -> int:
@@ -124,7 +124,7 @@ class Registry:
             self.register(entry.name, str(entry))
         return len(found)
 
-    def find(self, name: str) -> Alias:
+    def find(self, name: str) -> AdapterName:
         """The alias of a name. Raises AdapterNotFound."""
         if alias := self.aliases.get(name):
             return alias
@@ -136,7 +136,7 @@ class Registry:
         """A description of each adapter; with `norms` also the norm of its change per weight."""
         return [self.describe(alias, norms) for alias in self.aliases.values()]
 
-    def describe(self, alias: Alias, norms: bool) -> AdapterInfo:
+    def describe(self, alias: AdapterName, norms: bool) -> AdapterInfo:
         """See `infos`."""
         generation = alias.generation or ""
         info = AdapterInfo(
@@ -173,7 +173,7 @@ class Registry:
                 "--max-adapters"
             )
 
-    def check_expected(self, known: Alias | None, name: str, expected: str | None) -> None:
+    def check_expected(self, known: AdapterName | None, name: str, expected: str | None) -> None:
         """Raise AdapterConflict unless a name has the expected generation, if there is one."""
         found = None if known is None else known.generation
         if expected is not None and found != expected:
@@ -210,7 +210,7 @@ class Registry:
         if known is None:
             self.check_count()
         # An alias of its own: requests by this name use the old adapter until the new one is read.
-        alias = Alias(name, reference, pinned=pinned)
+        alias = AdapterName(name, reference, pinned=pinned)
         self.loading = PendingLoad(id, alias, expected)
         self.start_reading(alias)
 
@@ -222,7 +222,7 @@ class Registry:
         check_name(name)
         if not inplace:
             self.check_new(name)
-        alias, adapter = Alias(name, "memory"), self.loader.load(weights)
+        alias, adapter = AdapterName(name, "memory"), self.loader.load(weights)
         self.add_to_store(alias, adapter)
         self.set_alias(alias)
         return adapter.generation
@@ -237,7 +237,7 @@ class Registry:
         del self.aliases[name]
         self.remove_unused(alias.generation)
 
-    def set_alias(self, alias: Alias) -> None:
+    def set_alias(self, alias: AdapterName) -> None:
         """Let a name refer to a loaded adapter, and remove the one before if it is unused."""
         before = self.aliases.get(alias.name)
         self.aliases[alias.name] = alias
@@ -252,7 +252,7 @@ class Registry:
             return
         self.store.remove(generation)
 
-    def add_to_store(self, alias: Alias, adapter: LoadedAdapter) -> None:
+    def add_to_store(self, alias: AdapterName, adapter: LoadedAdapter) -> None:
         """Store an adapter that was read for an alias. Raises AdapterError for a damaged one."""
         if adapter.generation not in self.store.adapters:
             self.loader.place(adapter)
@@ -275,13 +275,13 @@ class Registry:
         """Whether a read has ended that `poll` has not handled yet."""
         return not self.finished.empty()
 
-    def start_reading(self, alias: Alias) -> None:
+    def start_reading(self, alias: AdapterName) -> None:
         """Read an alias in the reader thread, unless it is being read already."""
         if alias.reading is None:
             alias.reading = self.reader.submit(self.loader.read, alias.reference)
             alias.reading.add_done_callback(partial(self.finish_reading, alias))
 
-    def finish_reading(self, alias: Alias, reading: Future[LoadedAdapter]) -> None:
+    def finish_reading(self, alias: AdapterName, reading: Future[LoadedAdapter]) -> None:
         """Called in the reader thread when a read ends."""
         # Queued before the call: the woken thread must find the read.
         self.finished.put((alias, reading))
@@ -301,7 +301,9 @@ class Registry:
             else:
                 yield from self.finish_read(alias, reading)
 
-    def finish_read(self, alias: Alias, reading: Future[LoadedAdapter]) -> Iterator[ReadResult]:
+    def finish_read(
+        self, alias: AdapterName, reading: Future[LoadedAdapter]
+    ) -> Iterator[ReadResult]:
         """Store an adapter that was read for requests; yield those that wait for no other."""
         waiting = [each for each in self.waiting.values() if alias in each.aliases]
         error: OstroError | None = None
@@ -358,7 +360,7 @@ class Registry:
         """Wait no more for the request `id`. A read under way goes on to its end."""
         self.waiting.pop(id, None)
 
-    def resolve_names(self, refs: Sequence[AdapterRef]) -> Iterator[Alias]:
+    def resolve_names(self, refs: Sequence[AdapterRef]) -> Iterator[AdapterName]:
         """The aliases that a request names. Raises AdapterNotFound."""
         for ref in refs:
             if ref.generation:

@@ -31,7 +31,7 @@ MESSAGE = 500
 """Limit on the length of an error message, in characters."""
 
 
-class Generation(Extension):
+class GenerationTag(Extension):
     """`{% generation %}` marks the assistant's turns for training; rendering ignores it."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
@@ -72,7 +72,7 @@ def strftime_now(format: str) -> str:
 def environment() -> ImmutableSandboxedEnvironment:
     """Build the environment of chat templates, equal to that of transformers."""
     sandbox = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
     )
     sandbox.filters["tojson"] = tojson
     sandbox.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now}

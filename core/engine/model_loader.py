@@ -16,7 +16,7 @@ from time import monotonic
 from typing import Protocol, TypeVar
 
 from ostro.core.device import return_memory
-from ostro.core.engine.model_entry import ModelEntry
+from ostro.core.engine.model_engines import ModelEngines
 from ostro.core.errors import CheckpointError, OstroError
 from ostro.core.messages.commands import FromEngine, ModelSpec, Progress
 from ostro.core.records import ProgressCallback
@@ -49,11 +49,11 @@ class BetweenSteps(Protocol):
     def __call__(self, call: Callable[[], T], /) -> T: ...
 
 
-Build = Callable[[ModelSpec, ProgressCallback, BetweenSteps], ModelEntry]
+Build = Callable[[ModelSpec, ProgressCallback, BetweenSteps], ModelEngines]
 """Loads the model of a spec. It calls the progress callback often: the callback ends the load when
 the engine is closed. Device graphs are captured through `BetweenSteps`."""
 
-Finish = Callable[[ModelEntry | OstroError], None]
+Finish = Callable[[ModelEngines | OstroError], None]
 """Receives the loaded model or the error of the load, in the engine's thread."""
 
 
@@ -96,7 +96,7 @@ class ModelLoader:
         # more often.
         reduce_timer_slack()
 
-    def free(self, entries: list[ModelEntry], finish: Callable[[], None]) -> None:
+    def free(self, entries: list[ModelEngines], finish: Callable[[], None]) -> None:
         """Close models and return their memory to the system, then call `finish` between two steps.
 
         The list must have the last references to the models.
@@ -117,7 +117,7 @@ class ModelLoader:
         interval = sys.getswitchinterval()
         sys.setswitchinterval(min(interval, SWITCH_SECONDS))
         try:
-            result: ModelEntry | OstroError = self.build(spec, report, self._between_steps)
+            result: ModelEngines | OstroError = self.build(spec, report, self._between_steps)
         except CancelledError:  # the engine was closed
             return
         except OstroError as error:
@@ -131,7 +131,7 @@ class ModelLoader:
             sys.setswitchinterval(interval)
         self._end(partial(finish, result))
 
-    def _free(self, entries: list[ModelEntry], finish: Callable[[], None]) -> None:
+    def _free(self, entries: list[ModelEngines], finish: Callable[[], None]) -> None:
         entries.clear()
         return_memory()
         self._end(finish)
@@ -180,7 +180,7 @@ class ModelLoader:
         self.wake()
 
 
-def close_all(entries: Iterable[ModelEntry]) -> None:
+def close_all(entries: Iterable[ModelEngines]) -> None:
     """Close models."""
     for entry in entries:
         entry.close()

@@ -11,7 +11,7 @@ from functools import partial
 
 from ostro.core.adapters.adapter import EMPTY
 from ostro.core.adapters.registry import ReadResult, Registry
-from ostro.core.engine.model_entry import ModelEntry, SubEngine, cannot_serve
+from ostro.core.engine.model_engines import ModelEngines, SubEngine, cannot_serve
 from ostro.core.engine.model_loader import BetweenSteps, Build, ModelLoader
 from ostro.core.engine.preparation import Prepared, RequestPreparer
 from ostro.core.errors import AdapterError, AdapterNotFound, NotFound, OstroError, Unsupported
@@ -47,7 +47,7 @@ class WaitingRequest:
     """
 
     request: Request
-    entry: ModelEntry
+    entry: ModelEngines
     prepared: Prepared | None = None
     aborted: set[int] = field(default_factory=set)
 
@@ -59,7 +59,7 @@ class RetiringModel:
     `id` is the unload command that waits for that, None for a model that was replaced.
     """
 
-    entry: ModelEntry
+    entry: ModelEngines
     id: str | None = None
 
 
@@ -70,7 +70,7 @@ class MultiModelEngine:
     messages for `events`.
     """
 
-    def __init__(self, entries: Mapping[str, ModelEntry], build: Build | None = None) -> None:
+    def __init__(self, entries: Mapping[str, ModelEngines], build: Build | None = None) -> None:
         """The first entry is also the model `DEFAULT`. `build` loads further models."""
         self.entries = dict(entries)
         self.loader = ModelLoader(build or cannot_load, self.send)
@@ -92,7 +92,7 @@ class MultiModelEngine:
             registry.wake = self.wake
 
     @property
-    def first(self) -> ModelEntry:
+    def first(self) -> ModelEngines:
         """The default model."""
         return self.entry(DEFAULT)
 
@@ -126,7 +126,7 @@ class MultiModelEngine:
         self.read_ended.set()
         self.notify()
 
-    def entry(self, model: str) -> ModelEntry:
+    def entry(self, model: str) -> ModelEngines:
         """The model of that name. Raises NotFound."""
         return self.entries[self.name_of(model)]
 
@@ -159,7 +159,7 @@ class MultiModelEngine:
             spec = ModelSpec(quantized, spec.eos_ids)
         self.loader.load(name, spec, partial(self.finish_load, message.id, name))
 
-    def finish_load(self, id: str, name: str, loaded: ModelEntry | OstroError) -> None:
+    def finish_load(self, id: str, name: str, loaded: ModelEngines | OstroError) -> None:
         """Let a loaded model serve the requests of a name from now on, or report the error.
 
         A model of this name keeps its requests until they end. Its adapters are registered with the
@@ -378,7 +378,7 @@ class MultiModelEngine:
             entry.close()
 
 
-def copy_adapters(before: ModelEntry, after: ModelEntry) -> None:
+def copy_adapters(before: ModelEngines, after: ModelEngines) -> None:
     """Register the adapters of a model with the one that replaces it."""
     if before.registry is None or after.registry is None:
         return
@@ -393,6 +393,6 @@ def copy_adapters(before: ModelEntry, after: ModelEntry) -> None:
                 log.warning("%s", error)
 
 
-def cannot_load(spec: ModelSpec, report: ProgressCallback, between: BetweenSteps) -> ModelEntry:
+def cannot_load(spec: ModelSpec, report: ProgressCallback, between: BetweenSteps) -> ModelEngines:
     """The builder of an engine whose models never change."""
     raise Unsupported("this engine loads no further models")

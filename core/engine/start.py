@@ -28,7 +28,7 @@ from ostro.core.engine.calibration import open_probe
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.jobs import JobEngine
 from ostro.core.engine.memory import cache_budgets, check_weights
-from ostro.core.engine.model_entry import ModelEntry
+from ostro.core.engine.model_engines import ModelEngines
 from ostro.core.engine.model_loader import BetweenSteps
 from ostro.core.engine.multi_model import MultiModelEngine
 from ostro.core.engine.pooling import PoolingEngine
@@ -72,7 +72,7 @@ def open_engine(
         THREADS.set(models[0].settings.threads)
     # All weights before the first cache, whose size is a part of the memory that is left.
     loaded_models = [open_weights(model.settings, plugins, report) for model in models]
-    entries, explain = dict[str, ModelEntry](), list[str]()
+    entries, explain = dict[str, ModelEngines](), list[str]()
     built = build_entries(loaded_models, models, plugins, free_bytes)
     for model, entry, loaded in zip(models, built, loaded_models, strict=True):
         report("warming up", 0, 0)
@@ -90,7 +90,7 @@ def load_entry(
     spec: ModelSpec,
     report: ProgressCallback,
     between_steps: BetweenSteps,
-) -> ModelEntry:
+) -> ModelEngines:
     """Load one more model in a thread of an engine, and warm it up.
 
     Raises OstroError, such as InsufficientMemory before the weights are read.
@@ -104,7 +104,7 @@ def load_entry(
 
     loaded = open_weights(spec.settings, plugins, report, check=check)
 
-    def build() -> ModelEntry:
+    def build() -> ModelEngines:
         [entry] = build_entries([loaded], [spec], plugins, partial(free_beside, engine))
         report("warming up", 0, 0)
         make_entry_ready(entry)
@@ -132,7 +132,7 @@ def build_entries(
     models: Sequence[ModelSpec],
     plugins: PluginManager,
     free: Callable[[torch.device], int],
-) -> list[ModelEntry]:
+) -> list[ModelEngines]:
     """Build the engines of models within the free bytes of devices; see `cache_sizes`.
 
     What the largest steps need on GPUs stays free.
@@ -180,7 +180,7 @@ def cache_sizes(
     return sizes
 
 
-def make_entry_ready(entry: ModelEntry, *, lazily: bool = False, warm: bool = True) -> None:
+def make_entry_ready(entry: ModelEngines, *, lazily: bool = False, warm: bool = True) -> None:
     """Check the outputs of a model, capture its decode steps and compile its kernels."""
     loaded = entry.loaded
     assert loaded is not None, "`build_entry` sets it"
@@ -237,7 +237,7 @@ def overflows(loaded: LoadedModel, settings: Settings, plugins: PluginManager) -
 
 
 def change_formats(
-    entry: ModelEntry,
+    entry: ModelEngines,
     plugins: PluginManager,
     quant: str | None,
     topology: str | None,
@@ -284,7 +284,7 @@ def build_entry(
     pool: AdapterPool,
     sizes: Mapping[torch.device, int] | None,
     plugins: PluginManager,
-) -> ModelEntry:
+) -> ModelEngines:
     """Build the engines for a model's tasks; `sizes` as in `build_engine`."""
     settings, tasks = spec.settings, tasks_of(loaded, spec.settings)
     jobs: JobEngine | None = None
@@ -293,12 +293,12 @@ def build_entry(
         model = require_model_class(loaded, JobModel)  # type: ignore[type-abstract]
         failures = Failures(plugins.explain, loaded.device)
         jobs = JobEngine(model, registry, pool, failures, loaded.device)
-        return ModelEntry(jobs=jobs, registry=registry, loaded=loaded, spec=spec)
+        return ModelEngines(jobs=jobs, registry=registry, loaded=loaded, spec=spec)
     require_model_class(loaded, TokenModel if tasks & TOKEN_TASKS else EncoderModel)  # type: ignore[type-abstract]
     engine = build_engine(loaded, settings, plugins, spec.eos_ids, adapter_pool=pool, sizes=sizes)
     if isinstance(loaded.model, JobModel):
         jobs = JobEngine(loaded.model, engine.registry, pool, engine.failures, loaded.device)
-    return ModelEntry(
+    return ModelEngines(
         tokens=engine if tasks & TOKEN_TASKS else None,
         # Both engines may run in one loop: each call of the runner ends before the next begins.
         reader=build_pooling_engine(loaded, engine) if tasks & POOLING_TASKS else None,

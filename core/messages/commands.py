@@ -104,14 +104,14 @@ class GetStats(msgspec.Struct, tag=True):
     """Request `Stats`."""
 
 
-class Command(msgspec.Struct, kw_only=True, tag=True):
+class EngineCommand(msgspec.Struct, kw_only=True, tag=True):
     """A command, with the `id` of its result, which the client sets."""
 
     id: str = ""
     model: str = DEFAULT
 
 
-class LoadModel(Command, kw_only=True):
+class LoadModel(EngineCommand, kw_only=True):
     """Load a model while others serve; one of the same name is replaced and ends its requests.
 
     Without `spec` the files of that model are read again.
@@ -121,13 +121,13 @@ class LoadModel(Command, kw_only=True):
     spec: ModelSpec | None = None
 
 
-class UnloadModel(Command, kw_only=True):
+class UnloadModel(EngineCommand, kw_only=True):
     """Unload a model; the result follows once its requests have ended and the memory is free."""
 
     model: str
 
 
-class RequantizeModel(Command, kw_only=True):
+class RequantizeModel(EngineCommand, kw_only=True):
     """Load a model in other formats beside the old one, which ends its requests.
 
     `quant` and `topology` as in `Settings`; without both, the checkpoint's own formats.
@@ -150,7 +150,7 @@ class ModelResult(msgspec.Struct, tag=True):
     explain: list[str] = []
 
 
-class LoadAdapter(Command, kw_only=True):
+class LoadAdapter(EngineCommand, kw_only=True):
     """Read an adapter and register it; see `Registry.load`."""
 
     name: str
@@ -160,20 +160,20 @@ class LoadAdapter(Command, kw_only=True):
     pinned: bool = False
 
 
-class UnloadAdapter(Command, kw_only=True):
+class UnloadAdapter(EngineCommand, kw_only=True):
     """Unload an adapter; see `Registry.unload`."""
 
     name: str
     expected: str | None = None
 
 
-class ReadAdapter(Command, kw_only=True):
+class ReadAdapter(EngineCommand, kw_only=True):
     """Read a registered adapter unless it has been read."""
 
     name: str
 
 
-class RegisterAdapter(Command, kw_only=True):
+class RegisterAdapter(EngineCommand, kw_only=True):
     """Register an adapter, which is read when it is first requested; see `Registry.register`."""
 
     name: str
@@ -182,7 +182,7 @@ class RegisterAdapter(Command, kw_only=True):
     pinned: bool = False
 
 
-class ListAdapters(Command):
+class ListAdapters(EngineCommand):
     """List the adapters of a model."""
 
 

@@ -10,7 +10,7 @@ from ostro.core.records import Record
 
 
 @dataclass(frozen=True)
-class Claim:
+class RecordClaim:
     """A record, the plugin that declared it, and the source of the plugin."""
 
     record: Record
@@ -18,7 +18,7 @@ class Claim:
     source: str
 
 
-def unreplaced(claims: Sequence[Claim]) -> list[Claim]:
+def unreplaced(claims: Sequence[RecordClaim]) -> list[RecordClaim]:
     """The claims with `replaces=True` if there are any, else all claims.
 
     One remaining claim wins; more than one is a conflict.
@@ -30,12 +30,12 @@ class Claims:
     """The declared records, by kind, in the order of their plugins."""
 
     def __init__(self) -> None:
-        self._kinds: dict[str, list[Claim]] = {}
+        self._kinds: dict[str, list[RecordClaim]] = {}
 
     def __contains__(self, kind: str) -> bool:
         return kind in self._kinds
 
-    def add(self, kind: str, claims: Iterable[Claim]) -> None:
+    def add(self, kind: str, claims: Iterable[RecordClaim]) -> None:
         """Set the claims of one kind."""
         self._kinds[kind] = list(claims)
 
@@ -52,14 +52,14 @@ class Claims:
         }
         return {kind: names for kind, names in offers.items() if names}
 
-    def active(self, kind: str) -> dict[str, list[Claim]]:
+    def active(self, kind: str) -> dict[str, list[RecordClaim]]:
         """The claims that are not replaced, by record name; more than one is a conflict."""
-        names: dict[str, list[Claim]] = {}
+        names: dict[str, list[RecordClaim]] = {}
         for claim in self._kinds[kind]:
             names.setdefault(claim.record.name, []).append(claim)
         return {name: unreplaced(claims) for name, claims in names.items()}
 
-    def claiming(self, kind: str, test: Callable[[Claim], bool]) -> list[Claim]:
+    def claiming(self, kind: str, test: Callable[[RecordClaim], bool]) -> list[RecordClaim]:
         """The active claims that pass the test; more than one is a conflict."""
         active = [claim for claims in self.active(kind).values() for claim in claims]
         return unreplaced([claim for claim in active if test(claim)])
@@ -73,7 +73,7 @@ class Claims:
                     found.setdefault(claim.plugin, []).append(str(conflict(what, claims)))
         return found
 
-    def _claimed_names(self) -> Iterator[tuple[str, list[Claim]]]:
+    def _claimed_names(self) -> Iterator[tuple[str, list[RecordClaim]]]:
         """Every name that is claimed, with its claims."""
         for kind in self._kinds:
             for name, claims in self.active(kind).items():
@@ -81,7 +81,7 @@ class Claims:
         if "architectures" not in self._kinds:
             return
         for field, word in (("classes", "class"), ("gguf", "GGUF architecture")):
-            names: dict[str, list[Claim]] = {}
+            names: dict[str, list[RecordClaim]] = {}
             for claims in self.active("architectures").values():
                 for claim in claims:
                     for name in getattr(claim.record, field):
@@ -90,7 +90,7 @@ class Claims:
                 yield f"architectures: the {word} {name!r}", unreplaced(claims)
 
 
-def conflict(what: str, claims: Sequence[Claim]) -> PluginError:
+def conflict(what: str, claims: Sequence[RecordClaim]) -> PluginError:
     """The error for one thing that several plugins claim, with the ways to resolve it."""
     owners = " and ".join(f"{claim.plugin} ({claim.source})" for claim in claims)
     names = list(dict.fromkeys(claim.record.name for claim in claims))

@@ -26,7 +26,7 @@ import pluggy
 from ostro.core import env, hooks
 from ostro.core.errors import ModelNotFound, PluginError, UnsupportedArchitecture, nearest
 from ostro.core.plugins import discovery
-from ostro.core.plugins.conflicts import Claim, Claims, conflict
+from ostro.core.plugins.conflicts import Claims, RecordClaim, conflict
 from ostro.core.plugins.discovery import Candidate
 from ostro.core.plugins.isolation import isolate, message_of, reason
 from ostro.core.records import API, KINDS, Architecture, Files, Settings
@@ -148,7 +148,7 @@ class PluginManager(pluggy.PluginManager):
         raises is quarantined.
         """
         # Quarantine changes the active claims, so repeat until no further plugin breaks.
-        broken, found = -1, list[Claim]()
+        broken, found = -1, list[RecordClaim]()
         while broken != len(self.broken):
             broken = len(self.broken)
             found = self._collect(kind).claiming(kind, lambda claim: self._matches(claims, claim))
@@ -320,11 +320,11 @@ class PluginManager(pluggy.PluginManager):
             for impl in getattr(self.hook, hooks.PREFIX + kind).get_hookimpls():
                 records = impl.function(*(arguments[name] for name in impl.argnames)) or ()
                 plugin, source = impl.plugin_name, self.source(impl.plugin_name)
-                found += [Claim(record, plugin, source) for record in records]
+                found += [RecordClaim(record, plugin, source) for record in records]
             self._claims.add(kind, (claim for claim in found if claim.plugin not in self.broken))
         return self._claims
 
-    def _matches(self, test: Callable[[Any], bool], claim: Claim) -> bool:
+    def _matches(self, test: Callable[[Any], bool], claim: RecordClaim) -> bool:
         try:
             return bool(test(claim.record))
         except KeyboardInterrupt:

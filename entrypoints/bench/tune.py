@@ -13,7 +13,7 @@ from itertools import product
 from time import monotonic
 
 from ostro.core.cpu import core_count
-from ostro.core.engine.model_entry import ModelEntry
+from ostro.core.engine.model_engines import ModelEngines
 from ostro.core.engine.start import open_engine
 from ostro.core.errors import OstroError, UsageError
 from ostro.core.messages.commands import ModelSpec
@@ -119,7 +119,7 @@ class Tuner:
                 if self.clock() < self.end:
                     self.measure_one(entry, replace(settings, threads=number), count)
 
-    def measure_one(self, entry: ModelEntry, settings: Settings, streams: int) -> None:
+    def measure_one(self, entry: ModelEngines, settings: Settings, streams: int) -> None:
         """Add a trial."""
         self.progress(f"{describe(settings)}, {streams} streams", 0, 0)
         assert entry.tokens is not None
@@ -135,7 +135,7 @@ class Tuner:
         self.found.trials.append(trial)
 
     @contextmanager
-    def opened(self, settings: Settings, streams: int) -> Iterator[ModelEntry | None]:
+    def opened(self, settings: Settings, streams: int) -> Iterator[ModelEngines | None]:
         """Load the model for a number of streams; None after the time limit or an error.
 
         Raises UsageError for a model that does not generate text.
@@ -157,7 +157,7 @@ class Tuner:
             yield engine.first
 
 
-def thread_counts(settings: Settings, entry: ModelEntry) -> list[int | None]:
+def thread_counts(settings: Settings, entry: ModelEngines) -> list[int | None]:
     """Return the numbers of threads to measure: the given one; on a CPU up to that of the cores."""
     if settings.threads is not None or entry.loaded is None or entry.loaded.device.type != "cpu":
         return [settings.threads]

@@ -107,7 +107,7 @@ class Bucket:
 
 
 @dataclass
-class Usage:
+class QuotaUsage:
     """Counters of a caller, for `/metrics`."""
 
     requests: int = 0
@@ -123,7 +123,7 @@ class Quota:
         self.requests: Bucket | None = None
         self.tokens: Bucket | None = None
         self.concurrent: int | None = None
-        self.usage = Usage()
+        self.usage = QuotaUsage()
 
     def limit(self, key: Key) -> None:
         """Apply the limits of a key; what was taken before still counts."""

@@ -41,7 +41,7 @@ LISTED_NAMES = 20
 
 
 @dataclass(frozen=True)
-class Admitted(Generic[P]):
+class ResolvedTarget(Generic[P]):
     """An accepted request: its model, pipeline and adapters. The response contains `name`."""
 
     model: str
@@ -172,36 +172,36 @@ class Service:
     @overload
     async def admit(
         self, target: ModelTarget, task: Literal["text"] = "text", caller: Caller = ANYONE
-    ) -> Admitted[TextPipeline]: ...
+    ) -> ResolvedTarget[TextPipeline]: ...
 
     @overload
     async def admit(
         self, target: ModelTarget, task: VectorTask, caller: Caller = ANYONE
-    ) -> Admitted[VectorPipeline]: ...
+    ) -> ResolvedTarget[VectorPipeline]: ...
 
     @overload
     async def admit(
         self, target: ModelTarget, task: Literal["transcribe"], caller: Caller = ANYONE
-    ) -> Admitted[TranscriptionPipeline]: ...
+    ) -> ResolvedTarget[TranscriptionPipeline]: ...
 
     @overload
     async def admit(
         self, target: ModelTarget, task: Literal["speak"], caller: Caller = ANYONE
-    ) -> Admitted[SpeechPipeline]: ...
+    ) -> ResolvedTarget[SpeechPipeline]: ...
 
     @overload
     async def admit(
         self, target: ModelTarget, task: Literal["draw"], caller: Caller = ANYONE
-    ) -> Admitted[ImagePipeline]: ...
+    ) -> ResolvedTarget[ImagePipeline]: ...
 
     @overload
     async def admit(
         self, target: ModelTarget, task: Literal["text"] | VectorTask, caller: Caller = ANYONE
-    ) -> Admitted[TextPipeline | VectorPipeline]: ...
+    ) -> ResolvedTarget[TextPipeline | VectorPipeline]: ...
 
     async def admit(
         self, target: ModelTarget, task: str = "text", caller: Caller = ANYONE
-    ) -> Admitted[TaskPipeline]:
+    ) -> ResolvedTarget[TaskPipeline]:
         """Select the model, pipeline and adapters of a caller's request.
 
         Waits until a model that is loaded on demand is loaded. A request without a model gets one
@@ -231,7 +231,7 @@ class Service:
         if model in able:
             pipeline = await self.pipeline(model, task)
             name = model if adapter is None or target.model is None else target.model
-            return Admitted(model, pipeline, refs, name)
+            return ResolvedTarget(model, pipeline, refs, name)
         tasks = ", ".join(self.tasks(model)) or "no task of this server"
         hint = f"; use {', '.join(usable)}" if usable else ""
         raise Unsupported(f"{model} supports {tasks}, not {task}{hint}", param="model")
@@ -276,7 +276,7 @@ class Service:
         supported = {task for name in names for task in self.tasks(name)}
         return next((task for task in tasks if task in supported), tasks[0])
 
-    async def template(self, admitted: Admitted[TaskPipeline]) -> str | None:
+    async def template(self, admitted: ResolvedTarget[TaskPipeline]) -> str | None:
         """Return the chat template of the request's only adapter, None without one."""
         if not admitted.adapters:
             return None

@@ -51,7 +51,7 @@ V = TypeVar("V", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True)
-class Stored(Generic[V]):
+class StoredValue(Generic[V]):
     """A value and its document."""
 
     value: V
@@ -62,7 +62,7 @@ class Stored(Generic[V]):
 class Page(Generic[V]):
     """A part of a list, and whether more follows."""
 
-    items: list[Stored[V]]
+    items: list[StoredValue[V]]
     has_more: bool
 
 
@@ -189,7 +189,7 @@ class State:
         """
         return await self.call(lambda store: self.limits.room(store, owner))
 
-    async def get(self, owner: str, kind: str, id: str, type: type[V]) -> Stored[V]:
+    async def get(self, owner: str, kind: str, id: str, type: type[V]) -> StoredValue[V]:
         """Return a document and its value."""
         found = await self.call(lambda store: store.get(owner, kind, id))
         if found is None:
@@ -344,10 +344,10 @@ def not_found(id: str) -> DocumentNotFound:
     return DocumentNotFound(f"there is no {id!r:.80}; it may be deleted or expired")
 
 
-def decode(document: Document, type: type[V]) -> Stored[V]:
+def decode(document: Document, type: type[V]) -> StoredValue[V]:
     """Return a document with its value. Raises StoreError for an invalid body."""
     try:
-        return Stored(msgspec.json.decode(document.body, type=type), document)
+        return StoredValue(msgspec.json.decode(document.body, type=type), document)
     except msgspec.MsgspecError as error:
         raise StoreError(f"the stored document {document.id!r:.80} is invalid: {error}") from error
 

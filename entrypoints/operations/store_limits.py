@@ -31,7 +31,7 @@ class StoreFull(OstroError):
 
 
 @dataclass
-class Stored:
+class StoredSize:
     """The documents of a caller, and their bytes with blobs."""
 
     documents: int = 0
@@ -50,7 +50,7 @@ class StoreLimits:
         """total: limit on the bytes of all documents, None for no limit."""
         self.total, self.clock = total, clock
         self.key_of: Callable[[str], Key | None] = lambda name: None
-        self.stored: dict[str, Stored] = {}
+        self.stored: dict[str, StoredSize] = {}
         self.read_at = -inf
 
     def check(self, store: DocumentStore, owner: str, documents: int, nbytes: int) -> None:
@@ -74,7 +74,7 @@ class StoreLimits:
 
     def refusal(self, owner: str, documents: int, nbytes: int) -> OstroError | None:
         """Return the error of an owner who may not store this much more."""
-        key, own = self.key_of(owner), self.stored.get(owner, Stored())
+        key, own = self.key_of(owner), self.stored.get(owner, StoredSize())
         if key is not None and key.stored_documents is not None:
             if own.documents + documents > key.stored_documents:
                 return StoreLimitReached(
@@ -99,7 +99,7 @@ class StoreLimits:
         self.check(store, owner, 1, 1)
         key, found = self.key_of(owner), inf
         if key is not None and key.stored_bytes is not None:
-            found = key.stored_bytes - self.stored.get(owner, Stored()).nbytes
+            found = key.stored_bytes - self.stored.get(owner, StoredSize()).nbytes
         return found if self.total is None else min(found, self.total - self.nbytes)
 
     @property
@@ -116,7 +116,7 @@ class StoreLimits:
 
     def add(self, owner: str, documents: int, nbytes: int) -> None:
         """Count documents that were stored."""
-        found = self.stored.setdefault(owner, Stored())
+        found = self.stored.setdefault(owner, StoredSize())
         found.documents += documents
         found.nbytes += nbytes
 

@@ -29,7 +29,7 @@ class ToolCall(msgspec.Struct, kw_only=True):
 
 
 @dataclass(kw_only=True)
-class Choice:
+class CompletionChoice:
     """A choice: what its events add up to. `finish` is None until it has ended."""
 
     index: int = 0
@@ -48,7 +48,7 @@ class ChoiceBuilder:
     """Adds up the events of one choice."""
 
     def __init__(self, index: int = 0) -> None:
-        self._choice = Choice(index=index)
+        self._choice = CompletionChoice(index=index)
         self._texts: list[str] = []
         self._reasoning: list[str] = []
         self._arguments: list[list[str]] = []
@@ -74,7 +74,7 @@ class ChoiceBuilder:
             case ChoiceEnd():
                 choice.finish, choice.stopped_by = event.finish, event.stopped_by
 
-    def build(self) -> Choice:
+    def build(self) -> CompletionChoice:
         """Return the choice."""
         choice = self._choice
         choice.text, choice.reasoning = "".join(self._texts), "".join(self._reasoning)
@@ -90,7 +90,7 @@ class Completion:
     """
 
     model: str
-    choices: list[Choice]
+    choices: list[CompletionChoice]
     usage: Usage
     generations: list[str] | None = None
 

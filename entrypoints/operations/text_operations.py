@@ -10,7 +10,7 @@ from ostro.core.pipeline import TextPipeline
 from ostro.core.preparation import EXECUTOR
 from ostro.entrypoints.operations.caller import ANYONE, Caller
 from ostro.entrypoints.operations.files import Files
-from ostro.entrypoints.operations.service import Admitted, Service
+from ostro.entrypoints.operations.service import ResolvedTarget, Service
 from ostro.entrypoints.operations.text import Generation
 from ostro.entrypoints.operations.tokens import (
     MAX_CONTEXTS,
@@ -43,7 +43,7 @@ class TextOperations:
         return Generation(answer, admitted.name, admitted.pipeline)
 
     async def _with_files(
-        self, request: ChatRequest, admitted: Admitted[TextPipeline], caller: Caller
+        self, request: ChatRequest, admitted: ResolvedTarget[TextPipeline], caller: Caller
     ) -> ChatRequest:
         """The request with the contents of its files in their places."""
 

@@ -74,7 +74,7 @@ class WorkerService(Service):
 
 
 @dataclass(frozen=True)
-class OpenModel:
+class WorkerModel:
     """A model whose files a worker has read. `load` is that of its `ViewModel`."""
 
     load: int
@@ -94,7 +94,7 @@ class Worker(asyncio.Protocol):
         self.ring = KeyRing.of_state(start.keys)
         self.engine, self.quotas = WorkerEngine(self.write), WorkerQuotas(self.write)
         self.forwarded: dict[int, asyncio.Future[Forwarded]] = {}
-        self.opened: dict[str, OpenModel] = {}
+        self.opened: dict[str, WorkerModel] = {}
         self.views: asyncio.Queue[View] = asyncio.Queue()
         self.tracing = start_tracing()
 
@@ -226,7 +226,7 @@ class Worker(asyncio.Protocol):
             self.show(view, {name: each for name, each in opened.items() if each is not None})
             self.write(Synced(view.version))
 
-    async def find(self, model: ViewModel) -> OpenModel | None:
+    async def find(self, model: ViewModel) -> WorkerModel | None:
         """Read the files of a model but its weights, unless it is open. None if that fails."""
         known = self.opened.get(model.name)
         if known is not None and known.load == model.load:
@@ -234,12 +234,14 @@ class Worker(asyncio.Protocol):
         try:
             found = await in_thread(partial(find_ready, model.settings, self.plugins))
             served = replace(found, name=model.name).ready(model.info)
-            return OpenModel(model.load, served, make_pipelines(served, self.engine, self.plugins))
+            return WorkerModel(
+                model.load, served, make_pipelines(served, self.engine, self.plugins)
+            )
         except OstroError as error:
             log.error("a worker cannot serve the model %r: %s", model.name, error)
             return None
 
-    def show(self, view: View, opened: dict[str, OpenModel]) -> None:
+    def show(self, view: View, opened: dict[str, WorkerModel]) -> None:
         """Let requests use the models and adapters of a view."""
         service, before = self.service, self.opened
         self.opened = opened

@@ -32,8 +32,7 @@ from ostro.entrypoints.operations.models import ModelEntry
 from ostro.entrypoints.operations.operations import Operations
 from ostro.entrypoints.operations.request_batches import RequestBatches
 from ostro.entrypoints.operations.request_context import request_id
-from ostro.entrypoints.operations.text import Choice as CompletionChoice
-from ostro.entrypoints.operations.text import Completion, Generation, ToolCall
+from ostro.entrypoints.operations.text import Completion, CompletionChoice, Generation, ToolCall
 from ostro.entrypoints.operations.tokens import DetokenizeRequest, TokenizeRequest, Tokens
 from ostro.entrypoints.operations.vectors import (
     MAX_INPUTS,

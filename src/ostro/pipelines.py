@@ -9,8 +9,7 @@ from ostro.core.chat import RESERVED as RESERVED_TEMPLATE_VARIABLES
 from ostro.core.chat import ChatTemplate, missing_template, prompt_tokens
 from ostro.core.chat.messages import TemplateFeatures
 from ostro.core.ipc.client import AsyncEngine
-from ostro.core.media.parts import Medium as RequestMedium
-from ostro.core.media.parts import check_count, split_media
+from ostro.core.media.parts import RequestMedium, check_count, split_media
 from ostro.core.media.sound import Samples, resample
 from ostro.core.media.worker import MediaSource, MediaWorker
 from ostro.core.messages.outputs import Finish, JobOutput, TokenLogprobs, TokenOutput

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ostro.core import cpu
-from ostro.core.cpu import Usage, core_count, read_usage
+from ostro.core.cpu import CpuUsage, core_count, read_usage
 
 V1, V2 = "sys/fs/cgroup/cpu", "sys/fs/cgroup"
 
@@ -98,6 +98,6 @@ def test_usage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_free_cpus_are_those_that_others_do_not_use() -> None:
-    start = Usage(time=10.0, cpus=4, busy=100.0, own=50.0)
-    later = Usage(time=12.0, cpus=4, busy=107.0, own=54.0)
+    start = CpuUsage(time=10.0, cpus=4, busy=100.0, own=50.0)
+    later = CpuUsage(time=12.0, cpus=4, busy=107.0, own=54.0)
     assert later.free_since(start) == 2.5  # others: 3 CPU seconds in 2 seconds

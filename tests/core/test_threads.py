@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ostro.core import threads
-from ostro.core.cpu import Usage
+from ostro.core.cpu import CpuUsage
 from ostro.core.errors import UsageError
 from ostro.core.threads import INTERVAL, MAX_THREADS, STALE, ThreadCount
 
@@ -22,9 +22,9 @@ class Machine:
         monkeypatch.setattr(torch, "set_num_threads", lambda n: setattr(self, "applied", n))
         monkeypatch.setattr(torch, "get_num_threads", lambda: self.applied)
 
-    def read(self) -> Usage:
+    def read(self) -> CpuUsage:
         self.reads += 1
-        return Usage(self.now, self.cpus, self.busy, 0.0)
+        return CpuUsage(self.now, self.cpus, self.busy, 0.0)
 
     def follow(self, count: ThreadCount, others: float, seconds: float = INTERVAL) -> int:
         """The number of threads after a time in which others used so many CPUs."""

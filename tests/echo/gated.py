@@ -11,7 +11,8 @@ from typing import Any
 from ostro.core.adapters.adapter import LoadedAdapter
 from ostro.core.adapters.registry import Registry
 from ostro.core.adapters.store import AdapterStore
-from ostro.core.engine.multi_model import ModelEntry, MultiModelEngine
+from ostro.core.engine.model_engines import ModelEngines
+from ostro.core.engine.multi_model import MultiModelEngine
 from ostro.core.errors import AdapterError
 from ostro.core.messages.commands import FromEngine, ModelSpec
 from ostro.core.messages.outputs import Stats
@@ -35,7 +36,7 @@ class GatedEngine(MultiModelEngine):
         store = AdapterStore(pool, lambda adapter: None, host_bytes=1 << 20)
         self.registry = Registry(loader, store, max_adapters=8)
         self.passes = 0
-        super().__init__({"m": ModelEntry(registry=self.registry)})
+        super().__init__({"m": ModelEngines(registry=self.registry)})
 
     def events(self) -> list[FromEngine]:
         self.passes += 1

@@ -19,7 +19,7 @@ from ostro.core.messages.text import (
     Usage,
 )
 from ostro.core.tokenizer.detokenizer import token_name
-from ostro.entrypoints.operations.text import Choice
+from ostro.entrypoints.operations.text import CompletionChoice
 
 MIN_LOGPROB = -9999.0
 """Replaces minus infinity, which JSON cannot represent."""
@@ -272,7 +272,7 @@ def adapter_headers(generations: Sequence[str] | None) -> dict[str, str]:
     return {} if generations is None else {ADAPTERS_HEADER: ",".join(generations)}
 
 
-def chat_choice(choice: Choice, token_bytes: TokenBytes) -> ChatChoice:
+def chat_choice(choice: CompletionChoice, token_bytes: TokenBytes) -> ChatChoice:
     """Return a choice of a chat completion."""
     calls = [
         MessageToolCall(id=x.id, function=Function(name=x.name, arguments=x.arguments))
@@ -318,7 +318,7 @@ def chat_chunk_choice(event: Event, token_bytes: TokenBytes, first: bool) -> Cha
     return choice
 
 
-def completion_choice(choice: Choice, token_bytes: TokenBytes) -> TextChoice:
+def completion_choice(choice: CompletionChoice, token_bytes: TokenBytes) -> TextChoice:
     """Return a choice of a completion."""
     return TextChoice(
         index=choice.index,
@@ -366,7 +366,9 @@ def chat_logprobs(
     )
 
 
-def completion_logprobs(found: Choice | Text, token_bytes: TokenBytes) -> CompletionLogprobs | None:
+def completion_logprobs(
+    found: CompletionChoice | Text, token_bytes: TokenBytes
+) -> CompletionLogprobs | None:
     """Return the log probabilities of a completion, None without any."""
     if found.logprobs is None:
         return None

@@ -38,7 +38,7 @@ class Part(NamedTuple):
 
 
 @dataclass
-class Answer:
+class ChatAnswer:
     """An answer and its statistics: tokens, and seconds since the request.
 
     `finish` is None for an interrupted answer, "repetition" for one that `RepetitionGuard` ended.
@@ -84,12 +84,12 @@ def make_prompt(model: LocalModel, conversation: Conversation, *, raw: bool = Fa
 
 def print_answer(
     model: LocalModel, conversation: Conversation, display: Display, *, raw: bool = False
-) -> Answer:
+) -> ChatAnswer:
     """Print the answer while it is generated; Ctrl-C stops it, a second Ctrl-C ends the program.
 
     Raises an OstroError of the model.
     """
-    answer = Answer()
+    answer = ChatAnswer()
     with interruptible(model.local):
         try:
             for part in generate(model, conversation, answer, raw=raw):
@@ -109,7 +109,7 @@ def print_answer(
 
 
 def generate(
-    model: LocalModel, conversation: Conversation, answer: Answer, *, raw: bool
+    model: LocalModel, conversation: Conversation, answer: ChatAnswer, *, raw: bool
 ) -> Iterator[Part]:
     """Yield the parts of an answer and record them in `answer`. An interrupt ends it.
 
@@ -161,7 +161,7 @@ def named(parser: OutputParser, events: Iterable[OutputEvent]) -> Iterator[Part]
             yield Part(event.text)
 
 
-def record(answer: Answer, part: Part) -> Part:
+def record(answer: ChatAnswer, part: Part) -> Part:
     """Append a part to the answer, and return it."""
     if part.marker:
         answer.reasoning += part.text

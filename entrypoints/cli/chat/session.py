@@ -8,7 +8,7 @@ from textwrap import TextWrapper
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ostro.core.errors import AdapterError, ContextLengthExceeded, OstroError
-from ostro.entrypoints.cli.chat.answers import Answer, print_answer
+from ostro.entrypoints.cli.chat.answers import ChatAnswer, print_answer
 from ostro.entrypoints.cli.chat.conversation import (
     Conversation,
     Message,
@@ -70,7 +70,7 @@ class Session:
         self.reference: str | None = None
         self.attachments: list[dict[str, Any]] = []
         self.draft = ""
-        self.answer: Answer | None = None
+        self.answer: ChatAnswer | None = None
         self.file: Path | None = None
         self.stats = self.interrupted = self.ended = False
 

@@ -54,7 +54,7 @@ from ostro.plugins.apis.anthropic.responses import (
     anthropic_error,
 )
 from ostro.plugins.apis.anthropic.schema import CountTokensRequest, MessagesRequest
-from ostro.plugins.apis.anthropic.stream import Answer
+from ostro.plugins.apis.anthropic.stream import MessageAnswer
 from ostro.plugins.apis.anthropic.support import check_support
 
 HELLO = {"role": "user", "content": "What is the capital of France?"}
@@ -69,7 +69,7 @@ async def create_message(
 ) -> AssistantMessage | AsyncGenerator[MessageStreamEvent, None]:
     """Continue a conversation."""
     generation = await generate(operations, caller, body)
-    answer = Answer(
+    answer = MessageAnswer(
         id=f"msg_{request_id()}",
         generation=generation,
         max_tokens=body.max_tokens,

@@ -105,7 +105,7 @@ class BlockEvents:
 
 
 @dataclass(kw_only=True)
-class Answer:
+class MessageAnswer:
     """The answer to a request: a generation of one choice.
 
     id: of the message. max_tokens: the limit of the request, which may exceed the context.

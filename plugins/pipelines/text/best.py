@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from ostro.pipelines import Event, Text
-from ostro.plugins.pipelines.text.choice import Choice
+from ostro.plugins.pipelines.text.choice import ChoiceState
 from ostro.plugins.pipelines.text.continuation import PromptContinuation
 
 
@@ -32,6 +32,6 @@ async def best_choices(
             yield event
 
 
-def mean_logprob(choice: Choice) -> float:
+def mean_logprob(choice: ChoiceState) -> float:
     """The mean of the log probabilities of a choice's tokens; an empty choice ranks last."""
     return choice.logprob / choice.tokens if choice.tokens else float("-inf")

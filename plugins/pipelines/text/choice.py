@@ -25,7 +25,7 @@ Entry = tuple[int, int, TokenLogprobs | None]
 """The offset of a token's text, the token, and its log probability."""
 
 
-class Choice:
+class ChoiceState:
     """The state of one choice.
 
     `tokens` counts generated tokens, `reasoning_tokens` those of reasoning. `logprob` is the sum of

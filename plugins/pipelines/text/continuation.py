@@ -16,7 +16,7 @@ from ostro.pipelines import (
     TokenRequest,
     Usage,
 )
-from ostro.plugins.pipelines.text.choice import Choice
+from ostro.plugins.pipelines.text.choice import ChoiceState
 
 
 class PromptContinuation:
@@ -63,7 +63,7 @@ class PromptContinuation:
         stopping = [text for text in texts if any(text in stop for stop in stops)]
         self.returned = rules.n
         self.choices = [
-            Choice(
+            ChoiceState(
                 first + index,
                 tokenizer.detokenizer(prompt=request.tokens),
                 Stop(stops, keep=keep_stop, controls=stopping),

@@ -12,7 +12,8 @@ from ostro.core.adapters.adapter import EMPTY, LoadedAdapter, Mixture, WeightedA
 from ostro.core.adapters.registry import ReadResult
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.jobs import JobEngine
-from ostro.core.engine.multi_model import ModelEntry, MultiModelEngine
+from ostro.core.engine.model_engines import ModelEngines
+from ostro.core.engine.multi_model import MultiModelEngine
 from ostro.core.engine.pooling import PoolingEngine
 from ostro.core.errors import (
     AdapterConflict,
@@ -175,9 +176,9 @@ class ThreeModels:
         self.adapters: Any = Adapters("adapters", self.log, "x", "y")
         self.engine = MultiModelEngine(
             {
-                "chat": ModelEntry(self.chat, self.vectors, registry=self.adapters),
-                "draw": ModelEntry(jobs=self.draw),
-                "other": ModelEntry(self.other),
+                "chat": ModelEngines(self.chat, self.vectors, registry=self.adapters),
+                "draw": ModelEngines(jobs=self.draw),
+                "other": ModelEngines(self.other),
             }
         )
 
@@ -252,7 +253,7 @@ def test_a_request_that_its_engine_refuses_raises(made: ThreeModels) -> None:
 
 
 def test_facts_are_those_of_tokens_then_of_vectors(made: ThreeModels) -> None:
-    only = MultiModelEngine({"vectors": ModelEntry(reader=made.vectors)})
+    only = MultiModelEngine({"vectors": ModelEngines(reader=made.vectors)})
     chat, draw = made.engine.infos["chat"], made.engine.infos["draw"]
     assert (chat.context, chat.vocab, chat.eos_ids) == (10, 20, [1, 3])
     assert (draw.context, draw.vocab, draw.eos_ids) == (0, 0, [])
@@ -303,7 +304,7 @@ def test_counters_of_all_models_are_summed(made: ThreeModels) -> None:
     stats = made.engine.stats()
     assert (stats.steps, stats.running, stats.waiting) == (7, 1, 2 + 5)
     assert list(stats.models) == list(made.engine.entries)
-    alone = MultiModelEngine({"chat": ModelEntry(made.chat)}).stats()
+    alone = MultiModelEngine({"chat": ModelEngines(made.chat)}).stats()
     assert alone.models == {"chat": made.chat.counted}
     assert alone.steps == made.chat.counted.steps
 
@@ -311,7 +312,7 @@ def test_counters_of_all_models_are_summed(made: ThreeModels) -> None:
 def test_requests_of_all_engines_of_a_model_are_counted_and_its_cache_once() -> None:
     chat = Tokens("chat", [], TokenOutput, Stats(running=1, waiting=2, blocks_total=8))
     vectors = Pooling("vectors", [], JobOutput, Stats(waiting=5, blocks_total=8))
-    stats = ModelEntry(chat, vectors).stats()
+    stats = ModelEngines(chat, vectors).stats()
     assert stats is not None
     assert (stats.running, stats.waiting, stats.blocks_total) == (1, 7, 8)
     assert chat.counted.waiting == 2

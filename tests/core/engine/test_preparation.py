@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ostro.core.engine.model_entry import ModelEntry
+from ostro.core.engine.model_engines import ModelEngines
 from ostro.core.engine.multi_model import MultiModelEngine
 from ostro.core.engine.processors import AddedRequest, Processors
 from ostro.core.errors import RequestError
@@ -69,7 +69,7 @@ def engine(tiny: Subject) -> Iterator[MultiModelEngine]:
     sampler.processors = Processors([record], 4, sampler.vocab, sampler.device)
     GATE.clear()
     PREPARED.clear()
-    engine = MultiModelEngine({"tiny": ModelEntry(tokens=part)})
+    engine = MultiModelEngine({"tiny": ModelEngines(tokens=part)})
     yield engine
     GATE.set()
     engine.close()

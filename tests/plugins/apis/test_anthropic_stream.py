@@ -11,13 +11,13 @@ import pytest
 from echo.generation import SCRIPT, ScriptedGeneration
 
 from ostro.pipelines import ChoiceEnd, Event, Text, ToolCallArguments, ToolCallStart, Usage
-from ostro.plugins.apis.anthropic.stream import Answer
+from ostro.plugins.apis.anthropic.stream import MessageAnswer
 
 
-def answer(events: Sequence[Event], **options: Any) -> Answer:
+def answer(events: Sequence[Event], **options: Any) -> MessageAnswer:
     usage = Usage(prompt=10, cached=4, completion=options.pop("completion", 7))
     script: Any = ScriptedGeneration(events, usage=usage)
-    return Answer(id="msg_1", generation=script, **{"max_tokens": 7, **options})
+    return MessageAnswer(id="msg_1", generation=script, **{"max_tokens": 7, **options})
 
 
 def streamed(events: Sequence[Event], **options: Any) -> list[dict[str, Any]]:

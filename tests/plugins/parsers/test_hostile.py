@@ -28,7 +28,7 @@ from ostro.plugins.parsers.llama3.parser import Llama3Parser
 from ostro.plugins.parsers.llama4.parser import Llama4Parser
 from ostro.plugins.parsers.mistral_named.parser import MistralNamedParser
 from ostro.plugins.parsers.qwen3_coder.parser import Qwen3CoderParser
-from ostro.plugins.pipelines.text.choice import Choice
+from ostro.plugins.pipelines.text.choice import ChoiceState
 
 VOCABULARIES = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "vocab"
 CALL = '<tool_call>{"name": "weather", "arguments": {"a": 1}}</tool_call>'
@@ -166,7 +166,7 @@ def tokens_read(tokenizer: Tokenizer, tokens: list[int], kind: Any) -> Parsed:
     """What is found in tokens, one output each."""
     parser = kind("", TOOLS, tokenizer.controls)
     spelled = {id: tokenizer.token(id) for id in tokenizer.control_ids}
-    choice = Choice(0, tokenizer.detokenizer(), Stop(()), parser=parser, controls=spelled)
+    choice = ChoiceState(0, tokenizer.detokenizer(), Stop(()), parser=parser, controls=spelled)
     events = [e for token in tokens for e in choice.add(TokenOutput(id="a", tokens=[token]))]
     *rest, end = [*events, *choice.add(TokenOutput(id="a", finish="stop"))]
     found = read(cast(list[OutputEvent], rest))

@@ -26,9 +26,9 @@ from ostro.core.plugins.manager import PluginManager
 from ostro.core.tokenizer import Tokenizer, load_tokenizer
 from ostro.core.tokenizer.stop import Stop
 from ostro.entrypoints.api.openai.bodies import ChatBody, CompletionBody
-from ostro.entrypoints.operations.text import Choice as Joined
 from ostro.entrypoints.operations.text import ChoiceBuilder
-from ostro.plugins.pipelines.text.choice import Choice
+from ostro.entrypoints.operations.text import CompletionChoice as Joined
+from ostro.plugins.pipelines.text.choice import ChoiceState
 from ostro.plugins.pipelines.text.pipeline import Text
 from ostro.plugins.pipelines.text.sampling import bias_of, check_length
 
@@ -173,18 +173,21 @@ def test_an_echo_has_the_logprobs_of_its_prompt(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "texts"),
-    [({}, ["a"]), ({"logprobs": 0}, ["a", ""]), ({"prompt_logprobs": 0}, ["", "a"])],
+    ("fields", "logprobs"), [({}, 0), ({"logprobs": 0}, 2), ({"prompt_logprobs": 0}, 0)]
 )
 def test_best_of_drops_empty_texts_without_requested_logprobs(
-    tokenizer: Tokenizer, fields: dict[str, Any], texts: list[str]
+    tokenizer: Tokenizer, fields: dict[str, Any], logprobs: int
 ) -> None:
-    """The control token has no text, so its log probability comes in an empty one."""
+    """The control token has no text: its log probability may come in an empty one."""
 
     async def test(text: Text, echo: EchoEngine) -> None:
         request = completion([97, START_ID], best_of=2, max_tokens=2, **fields)
         events = [event async for event in await text.complete(request)]
-        assert [event.text for event in events if isinstance(event, OutputText)] == texts
+        texts = [event for event in events if isinstance(event, OutputText)]
+        assert "".join(event.text for event in texts) == "a"
+        assert all(event.text or event.logprobs or event.prompt_logprobs for event in texts)
+        assert sum(len(event.logprobs or ()) for event in texts) == logprobs
+        assert any(event.prompt_logprobs for event in texts) is ("prompt_logprobs" in fields)
         assert isinstance(events[-1], ChoiceEnd)
 
     with_text(tokenizer, test)
@@ -198,8 +201,8 @@ def joined(events: Iterable[Event]) -> Joined:
     return builder.build()
 
 
-def choice_of(tokenizer: Tokenizer, *stops: str, **options: Any) -> Choice:
-    return Choice(0, tokenizer.detokenizer(), Stop(stops), **options)
+def choice_of(tokenizer: Tokenizer, *stops: str, **options: Any) -> ChoiceState:
+    return ChoiceState(0, tokenizer.detokenizer(), Stop(stops), **options)
 
 
 def output_of(text: str) -> TokenOutput:
@@ -279,7 +282,7 @@ def test_a_stop_string_with_a_control_token_stops_as_in_transformers(
     expected = cut.replace("\0", "").replace("\1", "")
     for size in (1, 7, 30):
         for keep in (False, True):
-            choice = Choice(
+            choice = ChoiceState(
                 0, tokenizer.detokenizer(), Stop([stop], keep=keep, controls=[START, END]),
                 logprobs=True, controls=CONTROLS,
             )  # fmt: skip
@@ -300,9 +303,9 @@ def test_a_stop_string_with_a_control_token_stops_as_in_transformers(
 
 
 def test_a_control_token_that_stops_keeps_what_precedes_it(tokenizer: Tokenizer) -> None:
-    def choice() -> Choice:
+    def choice() -> ChoiceState:
         stop = Stop([END, f"x{END}"], controls=[END])
-        return Choice(0, tokenizer.detokenizer(), stop, controls=CONTROLS)
+        return ChoiceState(0, tokenizer.detokenizer(), stop, controls=CONTROLS)
 
     half = choice()
     output = TokenOutput(id="a", tokens=[0xC3, END_ID, ord("b")])
@@ -314,7 +317,7 @@ def test_a_control_token_that_stops_keeps_what_precedes_it(tokenizer: Tokenizer)
 
 def test_a_control_token_stops_after_the_least_number_of_tokens(tokenizer: Tokenizer) -> None:
     stop = Stop([END], controls=[END])
-    choice = Choice(0, tokenizer.detokenizer(), stop, controls=CONTROLS, min_tokens=2)
+    choice = ChoiceState(0, tokenizer.detokenizer(), stop, controls=CONTROLS, min_tokens=2)
     events = choice.add(TokenOutput(id="a", tokens=[97, END_ID, 98]))
     events += choice.add(TokenOutput(id="a", tokens=[END_ID, 99]))
     assert events == [OutputText("ab"), ChoiceEnd("stop", END)]
@@ -339,7 +342,7 @@ class Unclosed:
 def test_a_control_token_that_stops_ends_the_parser(tokenizer: Tokenizer) -> None:
     parser: Any = Unclosed()
     stop = Stop([END], controls=[END])
-    choice = Choice(0, tokenizer.detokenizer(), stop, parser=parser, controls=CONTROLS)
+    choice = ChoiceState(0, tokenizer.detokenizer(), stop, parser=parser, controls=CONTROLS)
     events = choice.add(TokenOutput(id="a", tokens=[97, 98, END_ID, 99]))
     assert events == [OutputText("ab"), ChoiceEnd("stop", END)]
 

@@ -23,7 +23,8 @@ from tiny.model import make_model
 
 from ostro.core.adapters.adapter import LoadedAdapter, Mixture, WeightedAdapter
 from ostro.core.engine.jobs import JobEngine
-from ostro.core.engine.multi_model import ModelEntry, MultiModelEngine
+from ostro.core.engine.model_engines import ModelEngines
+from ostro.core.engine.multi_model import MultiModelEngine
 from ostro.core.engine.pooling import PoolingEngine
 from ostro.core.errors import OstroError, Unsupported
 from ostro.core.ipc.process import ProcessEngine
@@ -124,7 +125,7 @@ def test_failures_of_one_sub_engine_leave_the_others_running(llama: Subject) -> 
         engine.runner, MEAN, vocab=engine.vocab, context=engine.context, max_rows=40
     )
     multi = MultiModelEngine(
-        {"m": ModelEntry(tokens=engine, reader=reader, jobs=JobEngine(Worker()))}
+        {"m": ModelEngines(tokens=engine, reader=reader, jobs=JobEngine(Worker()))}
     )
     wanted = greedy(engine, [llama.prompt[:20]], LONG)[0]
     multi.submit(ask("good", llama.prompt[:20]))

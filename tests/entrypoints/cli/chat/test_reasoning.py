@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tiny.chats import small
 
-from ostro.entrypoints.cli.chat.answers import Answer, generate
+from ostro.entrypoints.cli.chat.answers import ChatAnswer, generate
 from ostro.entrypoints.local_model import Piece
 from ostro.plugins.parsers.command_r7b.parser import CommandR7BParser
 from ostro.plugins.parsers.gemma4.parser import Gemma4Parser
@@ -47,7 +47,7 @@ CASES: dict[str, tuple[Any, str, str, str, str]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_parts(open_session: Any, case: str) -> None:
     kind, text, reasoning, said, marker = CASES[case]
-    session, answer = open_session(text), Answer()
+    session, answer = open_session(text), ChatAnswer()
     session.model.parser = lambda prompt, adapters: kind("<|start|>assistant", ())
     parts = list(generate(session.model, session.conversation, answer, raw=False))
     assert (answer.reasoning, answer.text) == (reasoning, said)
@@ -55,7 +55,7 @@ def test_parts(open_session: Any, case: str) -> None:
 
 
 def test_raw_answers_are_not_parsed(open_session: Any) -> None:
-    session, answer = open_session("<think>x</think>yes", raw=True), Answer()
+    session, answer = open_session("<think>x</think>yes", raw=True), ChatAnswer()
     list(generate(session.model, session.conversation, answer, raw=True))
     assert (answer.reasoning, answer.text) == ("", "<think>x</think>yes")
 
@@ -74,6 +74,6 @@ def test_control_tokens_separate_the_channels_of_gpt_oss(open_session: Any) -> N
     )
     session.model.stream = lambda *_, **__: (piece for piece in [*pieces, Piece("", finish="stop")])
     assert "".join(piece.text for piece in pieces) == "analysisTwo.assistantfinal2"
-    answer = Answer()
+    answer = ChatAnswer()
     list(generate(session.model, session.conversation, answer, raw=False))
     assert (answer.reasoning, answer.text) == ("Two.", "2")

@@ -58,7 +58,7 @@ REQUEST_COUNTERS = (
 
 
 @dataclass(frozen=True)
-class ModelEntry:
+class ModelEngines:
     """One loaded model and its engines by kind of work; None for work that it does not support.
 
     `spec` is the message that it was loaded from.
