@@ -200,6 +200,7 @@ def mistyped(error: msgspec.ValidationError, parent: str = "") -> RequestError:
     field = (parent + where.removeprefix("key` in `").strip("`$")).lstrip(".")
     if missing := what.partition("missing required field `")[2]:
         field = f"{field}.{missing.strip('`')}".lstrip(".")
+        return RequestError(f"the field {field} is missing", param=field)
     return RequestError(f"{field}: {what}" if field else what, param=field or None)
 
 
