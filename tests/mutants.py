@@ -33,10 +33,11 @@ ROOMS = (
     "core/tokenizer",
     "adapters",
     "architectures",
+    "entrypoints/api",
     "entrypoints/cli",
     "entrypoints/http",
+    "entrypoints/http/workers",
     "entrypoints/operations",
-    "entrypoints/workers",
     "plugins/apis",
     "plugins/caches",
     "plugins/checkpoints",
@@ -943,6 +944,52 @@ ENTRYPOINTS: Mapping[str, Mapping[str, Change]] = {
             "os.O_RDWR | os.O_CREAT, 0o644)",
         ),
     },
+    "entrypoints/api/openai/bodies.py": {
+        "newer-name-of-a-limit-is-ignored": (
+            "if self.max_completion_tokens is None:",
+            "if self.max_tokens is None:",
+        ),
+    },
+    "entrypoints/api/openai/text.py": {
+        "each-chunk-has-the-role": (
+            "to_choice(event, event.index not in begun)",
+            "to_choice(event, True)",
+        ),
+        "usage-is-in-each-chunk": (
+            "types.usage(generation.usage) if continuous else None",
+            "types.usage(generation.usage)",
+        ),
+    },
+    "entrypoints/http/handlers.py": {
+        "work-of-a-client-that-left-goes-on": (
+            "if route.cancel_on_disconnect:",
+            "if not route.cancel_on_disconnect:",
+        ),
+        "status-of-content-is-lost": (
+            "return Response(result.data, result.status",
+            "return Response(result.data, 200",
+        ),
+    },
+    "entrypoints/operations/executor.py": {
+        "batches-ignore-the-scope": (
+            "caller.require(route.scope)",
+            'caller.require("open")',
+        ),
+        "batches-take-any-size": (
+            "if len(data) > limit:",
+            "if len(data) > 2 * limit:",
+        ),
+        "batches-run-before-others": (
+            "operations, low(caller), quotas",
+            "operations, caller, quotas",
+        ),
+    },
+    "entrypoints/operations/event_formats.py": {
+        "events-have-no-name": (
+            'b"" if tag is None else',
+            'b"" if tag else',
+        ),
+    },
     "entrypoints/http/body.py": {
         "browser-may-send-any-type": (
             'not (any_type and "origin" not in request.headers):',
@@ -1039,19 +1086,19 @@ ENTRYPOINTS: Mapping[str, Mapping[str, Change]] = {
             "if not request.part_ids:",
         ),
     },
-    "entrypoints/workers/connection.py": {
+    "entrypoints/http/workers/connection.py": {
         "change-is-not-published": (
             "if message.method not in READS:",
             "if message.method in READS:",
         ),
     },
-    "entrypoints/workers/messages.py": {
+    "entrypoints/http/workers/messages.py": {
         "error-loses-its-field": (
             "return kind(self.message, param=self.param)",
             "return kind(self.message)",
         ),
     },
-    "entrypoints/workers/pool.py": {
+    "entrypoints/http/workers/pool.py": {
         "loaded-again-is-not-noticed": (
             "        if known is not model:",
             "        if known is None:",

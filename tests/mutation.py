@@ -75,6 +75,11 @@ OTHERS: Mapping[str, Sequence[str]] = {
         "tests/plugins/tokenizers",
         "tests/plugins/pipelines/test_text.py",
     ],
+    "entrypoints/api": ["tests/entrypoints/http/test_openai.py"],
+    "entrypoints/http/handlers.py": [
+        "tests/entrypoints/http/test_disconnect.py",
+        "tests/entrypoints/http/test_server.py",
+    ],
     "entrypoints/http/body.py": [
         "tests/entrypoints/http/test_bodies.py",
         "tests/plugins/apis/ollama/test_routes.py",
@@ -86,7 +91,7 @@ OTHERS: Mapping[str, Sequence[str]] = {
     ],
     "entrypoints/http/stream.py": ["tests/entrypoints/http/test_disconnect.py"],
     "entrypoints/operations": ["tests/entrypoints/http"],
-    "entrypoints/workers": ["tests/entrypoints/http/test_workers.py"],
+    "entrypoints/http/workers": ["tests/entrypoints/http/test_workers.py"],
     "plugins/caches": ["tests/core/engine"],
     "plugins/checkpoints": ["tests/bad_input", "tests/core/load"],
     "plugins/logits": ["tests/entrypoints/http/test_structured_output.py"],

@@ -39,6 +39,8 @@ from ostro.entrypoints.http.metrics import EngineMetrics
 from ostro.entrypoints.http.systemd import notify
 from ostro.entrypoints.http.tracing import Tracing, start_tracing
 from ostro.entrypoints.http.web import Web
+from ostro.entrypoints.http.workers.messages import Start
+from ostro.entrypoints.http.workers.pool import WorkerPool, check_workers, options_of
 from ostro.entrypoints.open import find_model, make_pipelines, name_of
 from ostro.entrypoints.operations.admission import Admission
 from ostro.entrypoints.operations.documents import Documents
@@ -48,8 +50,6 @@ from ostro.entrypoints.operations.service import Service
 from ostro.entrypoints.operations.state import RETENTION, open_state
 from ostro.entrypoints.progress import REDRAW_SECONDS, loading
 from ostro.entrypoints.serve_config import ModelOptions, check_names
-from ostro.entrypoints.workers.messages import Start
-from ostro.entrypoints.workers.pool import WorkerPool, check_workers, options_of
 
 if TYPE_CHECKING:
     from ostro.core.records import ProgressCallback

@@ -26,12 +26,12 @@ from ostro.core.errors import UsageError
 from ostro.core.ipc.client import HEARTBEAT
 from ostro.core.pipeline import ServedModel
 from ostro.entrypoints.http.http_series import HttpSeries
+from ostro.entrypoints.http.workers.connection import WorkerConnection
+from ostro.entrypoints.http.workers.messages import Renew, Start, Stop, View, ViewModel
 from ostro.entrypoints.open import name_of
 from ostro.entrypoints.operations.keys import KeyRing
 from ostro.entrypoints.operations.service import Service
 from ostro.entrypoints.serve_config import ModelOptions
-from ostro.entrypoints.workers.connection import WorkerConnection
-from ostro.entrypoints.workers.messages import Renew, Start, Stop, View, ViewModel
 
 log = logging.getLogger(__name__)
 MEMORY = "memory"
@@ -224,7 +224,7 @@ class WorkerPool:
 def spawn(theirs: socket.socket, listener: socket.socket) -> subprocess.Popen[bytes]:
     """Start the process of a worker, and close this process's copy of its end."""
     passed = (theirs.fileno(), listener.fileno())
-    argv = [sys.executable, "-P", "-m", "ostro.entrypoints.workers.worker", *map(str, passed)]
+    argv = [sys.executable, "-P", "-m", "ostro.entrypoints.http.workers.worker", *map(str, passed)]
     paths = os.pathsep.join(dict.fromkeys(filter(None, sys.path)))
     try:
         return subprocess.Popen(

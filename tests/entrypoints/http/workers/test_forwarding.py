@@ -9,9 +9,9 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from ostro.core.records import Route
-from ostro.entrypoints.workers import forwarding
-from ostro.entrypoints.workers.forwarding import Forwarding, handle
-from ostro.entrypoints.workers.messages import Forward, Forwarded
+from ostro.entrypoints.http.workers import forwarding
+from ostro.entrypoints.http.workers.forwarding import Forwarding, handle
+from ostro.entrypoints.http.workers.messages import Forward, Forwarded
 
 
 async def endpoint(request: Any) -> Any:

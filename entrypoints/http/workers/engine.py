@@ -16,10 +16,10 @@ from ostro.core.messages.commands import AdapterResult, Outputs, Ready, ToEngine
 from ostro.core.messages.outputs import Stats
 from ostro.core.messages.requests import Request
 from ostro.entrypoints.http.request_record import OTHER, RECORD
+from ostro.entrypoints.http.workers.messages import Enter, Leave, Submit
 from ostro.entrypoints.operations.admission import CLAIM
 from ostro.entrypoints.operations.keys import Key
 from ostro.entrypoints.operations.quotas import Quota, Quotas
-from ostro.entrypoints.workers.messages import Enter, Leave, Submit
 
 Write = Callable[[msgspec.Struct], None]
 

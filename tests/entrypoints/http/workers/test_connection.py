@@ -31,11 +31,8 @@ from ostro.core.plugins.manager import PluginManager
 from ostro.core.tokenizer import load_tokenizer
 from ostro.entrypoints.http.app import make_app
 from ostro.entrypoints.http.http_series import HttpSeries
-from ostro.entrypoints.operations.admission import Admission
-from ostro.entrypoints.operations.keys import Key, KeyRing, sha256_of
-from ostro.entrypoints.operations.service import Service
-from ostro.entrypoints.workers.connection import WorkerConnection
-from ostro.entrypoints.workers.messages import (
+from ostro.entrypoints.http.workers.connection import WorkerConnection
+from ostro.entrypoints.http.workers.messages import (
     Enter,
     Entered,
     Forward,
@@ -47,6 +44,9 @@ from ostro.entrypoints.workers.messages import (
     Synced,
     to_worker,
 )
+from ostro.entrypoints.operations.admission import Admission
+from ostro.entrypoints.operations.keys import Key, KeyRing, sha256_of
+from ostro.entrypoints.operations.service import Service
 
 KEY = Key(name="ann", sha256=sha256_of("ann"), concurrent_requests=2, tokens_per_minute=20)
 ENDLESS = Sampling(max_tokens=4000, ignore_eos=True)

@@ -28,14 +28,8 @@ from ostro.core.messages.outputs import Output
 from ostro.core.messages.requests import DEFAULT, TokenRequest
 from ostro.entrypoints.http.http_series import HttpSeries
 from ostro.entrypoints.http.request_record import RECORD, RequestRecord
-from ostro.entrypoints.operations.admission import CLAIM, Claim
-from ostro.entrypoints.operations.caller import Forbidden
-from ostro.entrypoints.operations.documents import Documents
-from ostro.entrypoints.operations.keys import KeyRing
-from ostro.entrypoints.operations.quotas import Quotas
-from ostro.entrypoints.operations.service import Service
-from ostro.entrypoints.workers.forwarding import handle
-from ostro.entrypoints.workers.messages import (
+from ostro.entrypoints.http.workers.forwarding import handle
+from ostro.entrypoints.http.workers.messages import (
     Enter,
     Entered,
     Forward,
@@ -48,6 +42,12 @@ from ostro.entrypoints.workers.messages import (
     Synced,
     from_worker,
 )
+from ostro.entrypoints.operations.admission import CLAIM, Claim
+from ostro.entrypoints.operations.caller import Forbidden
+from ostro.entrypoints.operations.documents import Documents
+from ostro.entrypoints.operations.keys import KeyRing
+from ostro.entrypoints.operations.quotas import Quotas
+from ostro.entrypoints.operations.service import Service
 
 log = logging.getLogger(__name__)
 READS = ("GET", "HEAD")

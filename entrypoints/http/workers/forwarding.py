@@ -13,8 +13,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ostro.core.records import Route
 from ostro.entrypoints.http.app import starlette_route
 from ostro.entrypoints.http.errors import respond_error
+from ostro.entrypoints.http.workers.messages import Forward, Forwarded
 from ostro.entrypoints.operations.errors import error_content
-from ostro.entrypoints.workers.messages import Forward, Forwarded
 
 SCOPES = ("admin", "metrics")
 """Scopes whose routes the server handles."""

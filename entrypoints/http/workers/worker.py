@@ -30,15 +30,9 @@ from ostro.entrypoints.http.log import configure_log
 from ostro.entrypoints.http.server import SWITCH_SECONDS, Options, find_ready
 from ostro.entrypoints.http.tracing import start_tracing
 from ostro.entrypoints.http.web import Web
-from ostro.entrypoints.open import make_pipelines
-from ostro.entrypoints.operations.documents import Documents
-from ostro.entrypoints.operations.jobs import JobRunner
-from ostro.entrypoints.operations.keys import KeyRing
-from ostro.entrypoints.operations.service import Service
-from ostro.entrypoints.operations.state import open_state
-from ostro.entrypoints.workers.engine import WorkerEngine, WorkerQuotas
-from ostro.entrypoints.workers.forwarding import Forwarding
-from ostro.entrypoints.workers.messages import (
+from ostro.entrypoints.http.workers.engine import WorkerEngine, WorkerQuotas
+from ostro.entrypoints.http.workers.forwarding import Forwarding
+from ostro.entrypoints.http.workers.messages import (
     Entered,
     Forward,
     Forwarded,
@@ -54,6 +48,12 @@ from ostro.entrypoints.workers.messages import (
     ViewModel,
     to_worker,
 )
+from ostro.entrypoints.open import make_pipelines
+from ostro.entrypoints.operations.documents import Documents
+from ostro.entrypoints.operations.jobs import JobRunner
+from ostro.entrypoints.operations.keys import KeyRing
+from ostro.entrypoints.operations.service import Service
+from ostro.entrypoints.operations.state import open_state
 
 log = logging.getLogger(__name__)
 

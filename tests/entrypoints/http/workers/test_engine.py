@@ -12,12 +12,12 @@ from ostro.core.errors import EngineDied, Overloaded
 from ostro.core.messages.commands import Abort, ListAdapters, ModelInfo, Outputs, Ready
 from ostro.core.messages.outputs import TokenOutput
 from ostro.core.messages.requests import TokenRequest
+from ostro.entrypoints.http.workers.engine import WorkerEngine, WorkerQuotas
+from ostro.entrypoints.http.workers.messages import Enter, Leave, Refused, Submit
 from ostro.entrypoints.operations.admission import claim
 from ostro.entrypoints.operations.caller import Caller
 from ostro.entrypoints.operations.keys import Key, sha256_of
 from ostro.entrypoints.operations.quotas import RateLimited
-from ostro.entrypoints.workers.engine import WorkerEngine, WorkerQuotas
-from ostro.entrypoints.workers.messages import Enter, Leave, Refused, Submit
 
 KEY = Key(name="ann", sha256=sha256_of("ann"))
 

@@ -15,8 +15,8 @@ from ostro.entrypoints.http.asgi import Application
 from ostro.entrypoints.http.http_series import HttpSeries
 from ostro.entrypoints.http.request_record import RequestRecord
 from ostro.entrypoints.http.server import Options, serve
+from ostro.entrypoints.http.workers.pool import WorkerPool, check_workers, options_of
 from ostro.entrypoints.serve_config import ModelOptions
-from ostro.entrypoints.workers.pool import WorkerPool, check_workers, options_of
 
 MODEL = ModelOptions(settings=Settings(reference="starter"))
 
