@@ -80,8 +80,7 @@ class TextOperations:
         admitted = await self.service.admit(request, "text", caller)
         template = await self.service.template(admitted)
         request = await self._with_files(request, admitted, caller)
-        prompt: str = await admitted.pipeline.render(request, template=template)
-        return prompt
+        return await admitted.pipeline.render(request, template=template)
 
     async def tokenize(
         self, request: TokenizeRequest | ChatRequest, caller: Caller = ANYONE

@@ -30,8 +30,6 @@ EXTENSIONS = ModelTarget.extensions | frozenset(
     "guided_grammar structured_outputs".split()
 )
 """Fields that OpenAI's API lacks."""
-
-
 CACHE = "the prefix cache finds repeated prefixes by itself"
 
 
