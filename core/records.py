@@ -432,6 +432,14 @@ class Route(Record):
     def __post_init__(self) -> None:
         if (self.handler is None) == (self.endpoint is None):
             raise PluginError(f"the route {self.name!r} needs either a handler or an endpoint")
+        names = ("query", "body", "requires")
+        stated = [name for name in names if getattr(self, name) is not None]
+        stated += [] if self.cancel_on_disconnect else ["cancel_on_disconnect"]
+        if self.handler is None and stated:
+            raise PluginError(
+                f"the route {self.name!r} has an endpoint, which reads its requests itself: "
+                f"{', '.join(stated)} need a handler"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
