@@ -43,7 +43,7 @@ async def read_request(request: Request, kind: type[R], body: RequestBody = DEFA
     Raises HTTPException 408, 413, 415 or 503, RequestError as `decode_object` and for fields that
     the type rejects.
     """
-    limit = body.max_bytes or max_bytes(operations_of(request).service, body.max_inputs)
+    limit = max_bytes(operations_of(request).service, body)
     data = await read_data(request, limit, body.any_type)
     return await decode_aside(len(data), partial(decode, data, kind, check=body.check))
 

@@ -13,6 +13,7 @@ import msgspec
 
 from ostro.core import pipeline
 from ostro.core.errors import RequestError, Unsupported
+from ostro.core.records import RequestBody
 from ostro.entrypoints.operations.json_scanner import check_text
 from ostro.entrypoints.operations.service import Service
 
@@ -37,15 +38,18 @@ R = TypeVar("R", bound=msgspec.Struct)
 T = TypeVar("T")
 
 
-def max_bytes(service: Service, prompts: int = 1) -> int:
-    """Return the limit on the bytes of a JSON body with this number of prompts.
+def max_bytes(service: Service, body: RequestBody) -> int:
+    """Return the limit on the bytes of a JSON body.
 
-    The limit grows with the largest context. Chats with media may need all of `MAX_BYTES`.
+    Without a limit of its own it grows with the largest context. Chats with media may need all of
+    `MAX_BYTES`.
     """
+    if body.max_bytes is not None:
+        return body.max_bytes
     context = service.max_context
     if service.takes_media or context is None:
         return MAX_BYTES
-    text = TOKEN_BYTES * context * max(prompts, PROMPT_FACTOR)
+    text = TOKEN_BYTES * context * max(body.max_inputs, PROMPT_FACTOR)
     return min(MAX_BYTES, BODY_SLACK + text)
 
 

@@ -107,7 +107,7 @@ async def read(route: Route, data: bytes, operations: Operations) -> Any:
     """Return the request of a route in JSON. Raises as `decode`, and RequestTooLarge."""
     options = route.body or RequestBody()
     kind = cast("type[msgspec.Struct] | None", options.kind or route.request)
-    limit = options.max_bytes or max_bytes(operations.service, options.max_inputs)
+    limit = max_bytes(operations.service, options)
     if len(data) > limit:
         raise RequestTooLarge(f"the body exceeds {limit} bytes")
     if kind is None:

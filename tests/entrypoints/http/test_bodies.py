@@ -11,10 +11,13 @@ import pytest
 from echo.server import Running
 
 from ostro.core.chat import Renderer
+from ostro.core.records import RequestBody
 from ostro.entrypoints.http import body as bodies
+from ostro.entrypoints.operations.decoding import max_bytes
 from ostro.plugins.pipelines.text.prepare import size_of
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
+ONE = RequestBody()
 USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "f"}}
 
@@ -111,12 +114,12 @@ def test_body_too_large(server: Any) -> None:
 
 def test_limit_grows_with_the_context_and_the_prompts(server: Any) -> None:
     """A batch of full prompts is taken; a server for media takes fifty mebibytes."""
-    assert bodies.max_bytes(server.service) < bodies.max_bytes(server.service, 16)
+    assert max_bytes(server.service, ONE) < max_bytes(server.service, RequestBody(max_inputs=16))
     response = server.complete(["x" * 4096] * 1024, max_tokens=1)
     assert response.json()["error"]["code"] == "context_length_exceeded"
     server.service.takes_media = True
     try:
-        assert bodies.max_bytes(server.service) == 50 << 20
+        assert max_bytes(server.service, ONE) == 50 << 20
     finally:
         server.service.takes_media = False
 
