@@ -7,12 +7,15 @@ plugins can be listed and validated without importing torch. `resolve` imports s
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from functools import wraps
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from ostro.core.deprecated import RemovedInOstro1
 from ostro.core.errors import PluginError
 
 if TYPE_CHECKING:
@@ -129,6 +132,23 @@ class Mutant:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Conformance:
+    """How the conformance kit tests an architecture; serving never reads it.
+
+    tiny, wide   configs for tests
+    reference    the class whose logits are correct by definition
+    mutants      `mutants()` returns bugs that its parity test must detect
+    examples     `examples(folder, config)` returns prompts with media for the parity test
+    """
+
+    tiny: Mapping[str, Any] | None = None
+    wide: Mapping[str, Any] | None = None
+    reference: Import | None = None
+    mutants: Import | None = None
+    examples: Import | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Architecture(Record):
     """A model family: its config, model class, weight names and inputs.
 
@@ -143,10 +163,7 @@ class Architecture(Record):
     gguf_metadata  `gguf_metadata(config, raw)` returns the keys of a GGUF file that do not follow
                  from the fields of its config: without the architecture's prefix, None omits a key
     sensitive    patterns of linears that in-situ quantization gives more bits
-    tiny, wide   configs for tests
-    reference    the class whose logits are correct by definition
-    mutants      `mutants()` returns bugs that its parity test must detect
-    examples     `examples(folder, config)` returns prompts with media for the parity test
+    conformance  what the conformance kit tests it with
     labels       names of the scores, for models whose config.json has no id2label
     score_template  Jinja source of the prompt whose scores are those of a pair of texts, rendered
                  with two messages of the roles "query" and "document"
@@ -166,14 +183,36 @@ class Architecture(Record):
     gguf_config: Import | None = None
     gguf_metadata: Import | None = None
     sensitive: tuple[str, ...] = ()
-    tiny: Mapping[str, Any] | None = None
-    wide: Mapping[str, Any] | None = None
-    reference: Import | None = None
-    mutants: Import | None = None
-    examples: Import | None = None
+    conformance: Conformance = Conformance()
     labels: tuple[str, ...] = ()
     score_template: str | None = None
     trunk: bool = False
+
+
+def accept_moved(init: Callable[..., None]) -> Callable[..., None]:
+    """Accept the fields of `Conformance` as deprecated keywords of `Architecture`.
+
+    They are not fields, so `dataclasses.replace` passes on the new field alone.
+    """
+
+    @wraps(init)
+    def accept(self: Architecture, *arguments: object, **given: Any) -> None:
+        moved = {f.name: given.pop(f.name) for f in fields(Conformance) if f.name in given}
+        if moved:
+            names = ", ".join(f"{name}=..." for name in moved)
+            warnings.warn(
+                f"Architecture {given.get('name')!r}: {names} is deprecated: "
+                f"use conformance=Conformance({names})",
+                RemovedInOstro1,
+                stacklevel=2,
+            )
+            given["conformance"] = replace(given.get("conformance", Conformance()), **moved)
+        init(self, *arguments, **given)
+
+    return accept
+
+
+Architecture.__init__ = accept_moved(Architecture.__init__)  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ostro import Architecture, hookimpl
+from ostro import Architecture, Conformance, hookimpl
 
 TINY = {
     "vocab_size": 128,
@@ -30,10 +30,12 @@ def ostro_architectures() -> Iterable[Architecture]:
         names=f"{__name__}.names:names",
         gguf_config=f"{__name__}.names:gguf_config",
         gguf_metadata=f"{__name__}.names:gguf_metadata",
-        tiny=TINY,
-        wide=WIDE,
-        reference="transformers:BertModel",
-        mutants=f"{__name__}.mutants:mutants",
+        conformance=Conformance(
+            tiny=TINY,
+            wide=WIDE,
+            reference="transformers:BertModel",
+            mutants=f"{__name__}.mutants:mutants",
+        ),
         trunk=True,
     )
     yield encoder
@@ -41,11 +43,14 @@ def ostro_architectures() -> Iterable[Architecture]:
         encoder,
         name="bert_classifier",
         trunk=False,
-        wide={**WIDE, "num_labels": 8},
         tasks=("classify", "rerank"),
         classes=("BertForSequenceClassification",),
         gguf=(),
         model=f"{__name__}.model:Classifier",
         names=f"{__name__}.names:classifier_names",
-        reference="transformers:BertForSequenceClassification",
+        conformance=replace(
+            encoder.conformance,
+            wide={**WIDE, "num_labels": 8},
+            reference="transformers:BertForSequenceClassification",
+        ),
     )

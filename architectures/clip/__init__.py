@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ostro import Architecture, hookimpl
+from ostro import Architecture, Conformance, hookimpl
 
 TINY = {
     "vocab_size": 128,
@@ -29,10 +29,12 @@ def ostro_architectures() -> Iterable[Architecture]:
         config=f"{__name__}.model:Config",
         model=f"{__name__}.model:Model",
         names=f"{__name__}.model:names",
-        tiny=TINY,
-        wide=WIDE,
-        reference="transformers:CLIPTextModel",
-        mutants=f"{__name__}.mutants:mutants",
+        conformance=Conformance(
+            tiny=TINY,
+            wide=WIDE,
+            reference="transformers:CLIPTextModel",
+            mutants=f"{__name__}.mutants:mutants",
+        ),
         trunk=True,
     )
     yield encoder
@@ -42,5 +44,7 @@ def ostro_architectures() -> Iterable[Architecture]:
         trunk=False,
         classes=("CLIPTextModelWithProjection",),
         model=f"{__name__}.model:Projected",
-        reference="transformers:CLIPTextModelWithProjection",
+        conformance=replace(
+            encoder.conformance, reference="transformers:CLIPTextModelWithProjection"
+        ),
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from ostro import Architecture, hookimpl
+from ostro import Architecture, Conformance, hookimpl
 from ostro.architectures.llama import TINY as LLAMA
 from ostro.architectures.llama import WIDE as LLAMA_WIDE
 
@@ -29,8 +29,10 @@ def ostro_architectures() -> Iterable[Architecture]:
         classes=("CwmForCausalLM",),
         config=f"{__name__}.config:Config",
         model="ostro.architectures.llama.model:Model",
-        tiny={**LLAMA, **LAYERS, "num_hidden_layers": 5},
-        wide={**LLAMA_WIDE, **LAYERS, **TYPES},
-        reference="transformers:CwmForCausalLM",
-        mutants=f"{__name__}.mutants:mutants",
+        conformance=Conformance(
+            tiny={**LLAMA, **LAYERS, "num_hidden_layers": 5},
+            wide={**LLAMA_WIDE, **LAYERS, **TYPES},
+            reference="transformers:CwmForCausalLM",
+            mutants=f"{__name__}.mutants:mutants",
+        ),
     )

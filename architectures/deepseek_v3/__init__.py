@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ostro import Architecture, hookimpl
+from ostro import Architecture, Conformance, hookimpl
 from ostro.architectures.deepseek_v2 import TINY as V2
 from ostro.architectures.deepseek_v2 import WIDE as V2_WIDE
 
@@ -22,10 +22,12 @@ def ostro_architectures() -> Iterable[Architecture]:
         model=f"{__name__}.model:Model",
         names="ostro.architectures.deepseek_v2.names:names",
         gguf_metadata="ostro.architectures.deepseek_v2.names:gguf_metadata",
-        tiny=TINY,
-        wide=WIDE,
-        reference="transformers:DeepseekV3ForCausalLM",
-        mutants=f"{__name__}.mutants:mutants",
+        conformance=Conformance(
+            tiny=TINY,
+            wide=WIDE,
+            reference="transformers:DeepseekV3ForCausalLM",
+            mutants=f"{__name__}.mutants:mutants",
+        ),
     )
     yield hub
     yield replace(

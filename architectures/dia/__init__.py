@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from ostro import Architecture, hookimpl
+from ostro import Architecture, Conformance, hookimpl
 
 TINY: dict[str, Any] = {
     "encoder_config": {
@@ -72,7 +72,9 @@ def ostro_architectures() -> Iterable[Architecture]:
         names=f"{__name__}.names:names",
         companions=f"{__name__}.folder:companions",
         sensitive=("logits_dense",),
-        tiny={**TINY, "codec": CODEC},
-        wide={**WIDE, "codec": CODEC},
-        mutants=f"{__name__}.mutants:mutants",
+        conformance=Conformance(
+            tiny={**TINY, "codec": CODEC},
+            wide={**WIDE, "codec": CODEC},
+            mutants=f"{__name__}.mutants:mutants",
+        ),
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from ostro import Architecture, hookimpl
+from ostro import Architecture, Conformance, hookimpl
 from ostro.architectures.gemma3 import TINY as GEMMA
 from ostro.architectures.gemma3 import WIDE as GEMMA_WIDE
 
@@ -23,8 +23,10 @@ def ostro_architectures() -> Iterable[Architecture]:
         model=f"{__name__}.model:Model",
         names=f"{__name__}.names:names",
         gguf_config=f"{__name__}.names:gguf_config",
-        tiny=TINY,
-        wide=WIDE,
-        reference="transformers:Gemma3TextModel",
-        mutants=f"{__name__}.mutants:mutants",
+        conformance=Conformance(
+            tiny=TINY,
+            wide=WIDE,
+            reference="transformers:Gemma3TextModel",
+            mutants=f"{__name__}.mutants:mutants",
+        ),
     )

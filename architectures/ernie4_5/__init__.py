@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from ostro import Architecture, hookimpl
+from ostro import Architecture, Conformance, hookimpl
 from ostro.architectures.llama import TINY as LLAMA
 from ostro.architectures.llama import WIDE as LLAMA_WIDE
 
@@ -20,8 +20,10 @@ def ostro_architectures() -> Iterable[Architecture]:
         model=f"{__name__}.model:Model",
         names=f"{__name__}.names:names",
         gguf_config=f"{__name__}.names:gguf_config",
-        tiny={**LLAMA, **BIASED},
-        wide={**LLAMA_WIDE, **BIASED},
-        reference="transformers:Ernie4_5ForCausalLM",
-        mutants=f"{__name__}.mutants:mutants",
+        conformance=Conformance(
+            tiny={**LLAMA, **BIASED},
+            wide={**LLAMA_WIDE, **BIASED},
+            reference="transformers:Ernie4_5ForCausalLM",
+            mutants=f"{__name__}.mutants:mutants",
+        ),
     )

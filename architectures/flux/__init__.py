@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ostro import Architecture, Files, hookimpl
+from ostro import Architecture, Conformance, Files, hookimpl
 from ostro.architectures.clip import TINY as CLIP
 from ostro.architectures.clip import WIDE as WIDE_CLIP
 from ostro.architectures.t5 import TINY as T5
@@ -71,8 +71,6 @@ def ostro_architectures() -> Iterable[Architecture]:
         inputs=f"{__name__}.inputs:Inputs",
         names=f"{__name__}.names:names",
         sensitive=("transformer.norm_out.*", "transformer.x_embedder", "transformer.proj_out"),
-        tiny=TINY,
-        wide=WIDE,
-        mutants=f"{__name__}.mutants:mutants",
+        conformance=Conformance(tiny=TINY, wide=WIDE, mutants=f"{__name__}.mutants:mutants"),
         trunk=True,
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from ostro import Architecture, hookimpl
+from ostro import Architecture, Conformance, hookimpl
 from ostro.architectures.llama import TINY as LLAMA
 from ostro.architectures.llama import WIDE as LLAMA_WIDE
 
@@ -20,9 +20,11 @@ def ostro_architectures() -> Iterable[Architecture]:
         model=f"{__name__}.model:Model",
         names=f"{__name__}.names:names",
         gguf_config="ostro.architectures.llama.names:gguf_config",
-        tiny={**LLAMA, **SHAPE},
-        wide={**LLAMA_WIDE, **SHAPE},
-        reference="transformers:GemmaForCausalLM",
-        mutants=f"{__name__}.mutants:mutants",
+        conformance=Conformance(
+            tiny={**LLAMA, **SHAPE},
+            wide={**LLAMA_WIDE, **SHAPE},
+            reference="transformers:GemmaForCausalLM",
+            mutants=f"{__name__}.mutants:mutants",
+        ),
         trunk=True,
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from ostro import Architecture, hookimpl
+from ostro import Architecture, Conformance, hookimpl
 from ostro.architectures.gemma2 import TINY as GEMMA
 from ostro.architectures.gemma2 import WIDE as GEMMA_WIDE
 
@@ -52,10 +52,12 @@ def ostro_architectures() -> Iterable[Architecture]:
         model=f"{__name__}.model:Model",
         names="ostro.architectures.gemma2.names:names",
         gguf_config=f"{__name__}.names:gguf_config",
-        tiny=TINY,
-        wide=WIDE,
-        reference="transformers:Gemma3ForCausalLM",
-        mutants=f"{__name__}.mutants:mutants",
+        conformance=Conformance(
+            tiny=TINY,
+            wide=WIDE,
+            reference="transformers:Gemma3ForCausalLM",
+            mutants=f"{__name__}.mutants:mutants",
+        ),
         trunk=True,
     )
     yield Architecture(
@@ -70,13 +72,15 @@ def ostro_architectures() -> Iterable[Architecture]:
         names=f"{__name__}.projector:names",
         gguf_config=f"{__name__}.projector:gguf_config",
         gguf_metadata=f"{__name__}.projector:gguf_metadata",
-        tiny={**SIGHT, "text_config": {"model_type": "gemma3_text", **TINY}},
-        wide={
-            **SIGHT,
-            "text_config": {"model_type": "gemma3_text", **WIDE},
-            "vision_config": WIDE_TOWER,
-        },
-        reference="transformers:Gemma3ForConditionalGeneration",
-        mutants=f"{__name__}.vision_mutants:mutants",
-        examples=f"{__name__}.examples:examples",
+        conformance=Conformance(
+            tiny={**SIGHT, "text_config": {"model_type": "gemma3_text", **TINY}},
+            wide={
+                **SIGHT,
+                "text_config": {"model_type": "gemma3_text", **WIDE},
+                "vision_config": WIDE_TOWER,
+            },
+            reference="transformers:Gemma3ForConditionalGeneration",
+            mutants=f"{__name__}.vision_mutants:mutants",
+            examples=f"{__name__}.examples:examples",
+        ),
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from ostro import Architecture, hookimpl
+from ostro import Architecture, Conformance, hookimpl
 from ostro.architectures.llama import TINY as LLAMA
 from ostro.architectures.llama import WIDE as LLAMA_WIDE
 
@@ -117,10 +117,12 @@ def ostro_architectures() -> Iterable[Architecture]:
         names=f"{__name__}.names:names",
         gguf_config=f"{__name__}.names:gguf_config",
         gguf_metadata=f"{__name__}.names:gguf_metadata",
-        tiny=TINY,
-        wide=WIDE,
-        reference="transformers:Gemma4ForCausalLM",
-        mutants=f"{__name__}.mutants:mutants",
+        conformance=Conformance(
+            tiny=TINY,
+            wide=WIDE,
+            reference="transformers:Gemma4ForCausalLM",
+            mutants=f"{__name__}.mutants:mutants",
+        ),
         trunk=True,
     )
     # the class with experts, under a name of its own for the tests
@@ -131,10 +133,12 @@ def ostro_architectures() -> Iterable[Architecture]:
         model=f"{__name__}.model:Model",
         names=f"{__name__}.names:names",
         gguf_config=f"{__name__}.names:gguf_config",
-        tiny={**TINY, **LAYERS, **EXPERTS},
-        wide={**WIDE, **EXPERTS, "moe_intermediate_size": 256},
-        reference="transformers:Gemma4ForCausalLM",
-        mutants=f"{__name__}.mutants:mutants_of_experts",
+        conformance=Conformance(
+            tiny={**TINY, **LAYERS, **EXPERTS},
+            wide={**WIDE, **EXPERTS, "moe_intermediate_size": 256},
+            reference="transformers:Gemma4ForCausalLM",
+            mutants=f"{__name__}.mutants:mutants_of_experts",
+        ),
     )
     yield Architecture(
         name="gemma4_images",
@@ -147,14 +151,16 @@ def ostro_architectures() -> Iterable[Architecture]:
         names=f"{__name__}.projector:names",
         gguf_config=f"{__name__}.projector:gguf_config",
         gguf_metadata=f"{__name__}.projector:gguf_metadata",
-        tiny={**SIGHT, "text_config": TINY_TEXT},
-        wide={
-            **SIGHT,
-            "text_config": {**WIDE, **TEXT, **SMALL, "global_head_dim": 8},
-            "vision_config": WIDE_TOWER,
-            "audio_config": None,
-        },
-        reference="transformers:Gemma4ForConditionalGeneration",
-        mutants=f"{__name__}.vision_mutants:mutants",
-        examples=f"{__name__}.examples:examples",
+        conformance=Conformance(
+            tiny={**SIGHT, "text_config": TINY_TEXT},
+            wide={
+                **SIGHT,
+                "text_config": {**WIDE, **TEXT, **SMALL, "global_head_dim": 8},
+                "vision_config": WIDE_TOWER,
+                "audio_config": None,
+            },
+            reference="transformers:Gemma4ForConditionalGeneration",
+            mutants=f"{__name__}.vision_mutants:mutants",
+            examples=f"{__name__}.examples:examples",
+        ),
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from ostro import Architecture, hookimpl
+from ostro import Architecture, Conformance, hookimpl
 from ostro.architectures.deepseek_v2 import TINY as V2
 from ostro.architectures.deepseek_v2 import WIDE as V2_WIDE
 
@@ -22,8 +22,10 @@ def ostro_architectures() -> Iterable[Architecture]:
         model=f"{__name__}.model:Model",
         names="ostro.architectures.deepseek_v2.names:names",
         gguf_metadata="ostro.architectures.deepseek_v2.names:gguf_metadata",
-        tiny=TINY,
-        wide=WIDE,
-        reference="transformers:Glm4MoeLiteForCausalLM",
-        mutants=f"{__name__}.mutants:mutants",
+        conformance=Conformance(
+            tiny=TINY,
+            wide=WIDE,
+            reference="transformers:Glm4MoeLiteForCausalLM",
+            mutants=f"{__name__}.mutants:mutants",
+        ),
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from ostro import Architecture, hookimpl
+from ostro import Architecture, Conformance, hookimpl
 from ostro.architectures.llama import TINY as LLAMA
 from ostro.architectures.llama import WIDE as LLAMA_WIDE
 
@@ -28,9 +28,11 @@ def ostro_architectures() -> Iterable[Architecture]:
         model=f"{__name__}.model:Model",
         names="ostro.architectures.llama.names:names",
         gguf_config=f"{__name__}.names:gguf_config",
-        tiny=TINY,
-        wide=WIDE,
-        reference="transformers:GraniteForCausalLM",
-        mutants=f"{__name__}.mutants:mutants",
+        conformance=Conformance(
+            tiny=TINY,
+            wide=WIDE,
+            reference="transformers:GraniteForCausalLM",
+            mutants=f"{__name__}.mutants:mutants",
+        ),
         trunk=True,
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from ostro import Architecture, hookimpl
+from ostro import Architecture, Conformance, hookimpl
 from ostro.architectures.bamba import LARGE, STATES
 from ostro.architectures.granite import TINY as GRANITE
 from ostro.architectures.granite import WIDE as GRANITE_WIDE
@@ -32,8 +32,10 @@ def ostro_architectures() -> Iterable[Architecture]:
         names=f"{__name__}.names:names",
         gguf_config=f"{__name__}.names:gguf_config",
         gguf_metadata=f"{__name__}.names:gguf_metadata",
-        tiny=TINY,
-        wide=WIDE,
-        reference="transformers:GraniteMoeHybridForCausalLM",
-        mutants=f"{__name__}.mutants:mutants",
+        conformance=Conformance(
+            tiny=TINY,
+            wide=WIDE,
+            reference="transformers:GraniteMoeHybridForCausalLM",
+            mutants=f"{__name__}.mutants:mutants",
+        ),
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from ostro import Architecture, hookimpl
+from ostro import Architecture, Conformance, hookimpl
 from ostro.architectures.mistral import TINY as MISTRAL
 from ostro.architectures.mistral import WIDE as MISTRAL_WIDE
 
@@ -54,9 +54,11 @@ def ostro_architectures() -> Iterable[Architecture]:
         model=f"{__name__}.model:Model",
         inputs=f"{__name__}.inputs:Inputs",
         names="ostro.architectures.idefics3.model:names",
-        tiny=TINY,
-        wide=WIDE,
-        reference="transformers:Idefics2ForConditionalGeneration",
-        mutants=f"{__name__}.mutants:mutants",
-        examples=f"{__name__}.examples:examples",
+        conformance=Conformance(
+            tiny=TINY,
+            wide=WIDE,
+            reference="transformers:Idefics2ForConditionalGeneration",
+            mutants=f"{__name__}.mutants:mutants",
+            examples=f"{__name__}.examples:examples",
+        ),
     )

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ostro import Architecture, hookimpl
+from ostro import Architecture, Conformance, hookimpl
 from ostro.architectures.llama import TINY as LLAMA
 from ostro.architectures.llama import WIDE as LLAMA_WIDE
 
@@ -49,11 +49,13 @@ def ostro_architectures() -> Iterable[Architecture]:
         names=f"{__name__}.projector:names",
         gguf_config=f"{__name__}.projector:gguf_config",
         gguf_metadata=f"{__name__}.projector:gguf_metadata",
-        tiny=TINY,
-        wide=WIDE,
-        reference="transformers:Idefics3ForConditionalGeneration",
-        mutants=f"{__name__}.mutants:mutants",
-        examples=f"{__name__}.examples:examples",
+        conformance=Conformance(
+            tiny=TINY,
+            wide=WIDE,
+            reference="transformers:Idefics3ForConditionalGeneration",
+            mutants=f"{__name__}.mutants:mutants",
+            examples=f"{__name__}.examples:examples",
+        ),
         trunk=True,
     )
     yield idefics3
@@ -62,8 +64,11 @@ def ostro_architectures() -> Iterable[Architecture]:
         name="smolvlm",
         classes=("SmolVLMForConditionalGeneration",),
         gguf=(),
-        tiny={**TINY, "vision_config": {**TOWER, **SMOL}},
-        wide={**WIDE, "vision_config": {**WIDE_TOWER, **SMOL}},
-        reference="transformers:SmolVLMForConditionalGeneration",
+        conformance=replace(
+            idefics3.conformance,
+            tiny={**TINY, "vision_config": {**TOWER, **SMOL}},
+            wide={**WIDE, "vision_config": {**WIDE_TOWER, **SMOL}},
+            reference="transformers:SmolVLMForConditionalGeneration",
+        ),
         trunk=False,
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from ostro import Architecture, hookimpl
+from ostro import Architecture, Conformance, hookimpl
 from ostro.architectures.llama import TINY as LLAMA
 from ostro.architectures.llama import WIDE as LLAMA_WIDE
 
@@ -19,7 +19,9 @@ def ostro_architectures() -> Iterable[Architecture]:
         model=f"{__name__}.model:Model",
         names=f"{__name__}.names:names",
         gguf_metadata=f"{__name__}.names:gguf_metadata",
-        tiny={**LLAMA, **BIASES},
-        wide={**LLAMA_WIDE, **BIASES},
-        reference=f"{__name__}.reference:InternLM3ForCausalLM",
+        conformance=Conformance(
+            tiny={**LLAMA, **BIASES},
+            wide={**LLAMA_WIDE, **BIASES},
+            reference=f"{__name__}.reference:InternLM3ForCausalLM",
+        ),
     )

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ostro import Architecture, hookimpl
+from ostro import Architecture, Conformance, hookimpl
 
 TINY = {
     "vocab_size": 128,
@@ -36,9 +36,7 @@ def ostro_architectures() -> Iterable[Architecture]:
         model=f"{__name__}.model:Model",
         names=f"{__name__}.names:names",
         gguf_config=f"{__name__}.names:gguf_config",
-        tiny=TINY,
-        wide=WIDE,
-        reference="transformers:LlamaForCausalLM",
+        conformance=Conformance(tiny=TINY, wide=WIDE, reference="transformers:LlamaForCausalLM"),
         trunk=True,
     )
     yield llama
@@ -56,6 +54,6 @@ def ostro_architectures() -> Iterable[Architecture]:
         names=f"{__name__}.variants:names",
         gguf_config=f"{__name__}.variants:gguf_config",
         gguf_metadata=f"{__name__}.variants:gguf_metadata",
-        reference=f"{__name__}.reference:YiForCausalLM",
+        conformance=replace(llama.conformance, reference=f"{__name__}.reference:YiForCausalLM"),
         trunk=False,
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from ostro import Architecture, hookimpl
+from ostro import Architecture, Conformance, hookimpl
 from ostro.architectures.llama import TINY as LLAMA
 from ostro.architectures.llama import WIDE as LLAMA_WIDE
 
@@ -40,10 +40,12 @@ def ostro_architectures() -> Iterable[Architecture]:
         inputs=f"{__name__}.inputs:Inputs",
         names=f"{__name__}.projector:names",
         gguf_config=f"{__name__}.projector:gguf_config",
-        tiny=TINY,
-        wide=WIDE,
-        reference="transformers:LlavaForConditionalGeneration",
-        mutants=f"{__name__}.mutants:mutants",
-        examples=f"{__name__}.examples:examples",
+        conformance=Conformance(
+            tiny=TINY,
+            wide=WIDE,
+            reference="transformers:LlavaForConditionalGeneration",
+            mutants=f"{__name__}.mutants:mutants",
+            examples=f"{__name__}.examples:examples",
+        ),
         trunk=True,
     )

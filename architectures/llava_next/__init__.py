@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ostro import Architecture, hookimpl
+from ostro import Architecture, Conformance, hookimpl
 from ostro.architectures.llama import TINY as LLAMA
 from ostro.architectures.llama import WIDE as LLAMA_WIDE
 from ostro.architectures.llava import TINY as LLAVA
@@ -27,11 +27,13 @@ def ostro_architectures() -> Iterable[Architecture]:
         model=f"{__name__}.model:Model",
         inputs=f"{__name__}.inputs:Inputs",
         names=f"{__name__}.model:names",
-        tiny=TINY,
-        wide=WIDE,
-        reference="transformers:LlavaNextForConditionalGeneration",
-        mutants=f"{__name__}.mutants:mutants",
-        examples=f"{__name__}.examples:examples",
+        conformance=Conformance(
+            tiny=TINY,
+            wide=WIDE,
+            reference="transformers:LlavaNextForConditionalGeneration",
+            mutants=f"{__name__}.mutants:mutants",
+            examples=f"{__name__}.examples:examples",
+        ),
         trunk=True,
     )
     yield image
@@ -42,10 +44,12 @@ def ostro_architectures() -> Iterable[Architecture]:
         config=f"{__name__}.model:VideoConfig",
         model=f"{__name__}.model:VideoModel",
         inputs=f"{__name__}.inputs:VideoInputs",
-        tiny={**TINY, **VIDEO},
-        wide={**WIDE, **VIDEO},
-        reference="transformers:LlavaNextVideoForConditionalGeneration",
-        mutants=f"{__name__}.mutants:video_mutants",
-        examples=f"{__name__}.examples:video_examples",
+        conformance=Conformance(
+            tiny={**TINY, **VIDEO},
+            wide={**WIDE, **VIDEO},
+            reference="transformers:LlavaNextVideoForConditionalGeneration",
+            mutants=f"{__name__}.mutants:video_mutants",
+            examples=f"{__name__}.examples:video_examples",
+        ),
         trunk=False,
     )

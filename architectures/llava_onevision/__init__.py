@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from ostro import Architecture, hookimpl
+from ostro import Architecture, Conformance, hookimpl
 from ostro.architectures.llava_next import GRID
 from ostro.architectures.qwen2 import TINY as QWEN2
 from ostro.architectures.qwen2 import WIDE as QWEN2_WIDE
@@ -25,14 +25,16 @@ def ostro_architectures() -> Iterable[Architecture]:
         model=f"{__name__}.model:Model",
         inputs=f"{__name__}.inputs:Inputs",
         names="ostro.architectures.llava_next.model:names",
-        tiny={**TOKENS, **TILES, "text_config": {**QWEN2, **LONG}, "vision_config": SIGLIP},
-        wide={
-            **TOKENS,
-            **TILES,
-            "text_config": {**QWEN2_WIDE, **LONG},
-            "vision_config": SIGLIP_WIDE,
-        },
-        reference="transformers:LlavaOnevisionForConditionalGeneration",
-        mutants=f"{__name__}.mutants:mutants",
-        examples=f"{__name__}.examples:examples",
+        conformance=Conformance(
+            tiny={**TOKENS, **TILES, "text_config": {**QWEN2, **LONG}, "vision_config": SIGLIP},
+            wide={
+                **TOKENS,
+                **TILES,
+                "text_config": {**QWEN2_WIDE, **LONG},
+                "vision_config": SIGLIP_WIDE,
+            },
+            reference="transformers:LlavaOnevisionForConditionalGeneration",
+            mutants=f"{__name__}.mutants:mutants",
+            examples=f"{__name__}.examples:examples",
+        ),
     )

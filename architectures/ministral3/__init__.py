@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from ostro import Architecture, hookimpl
+from ostro import Architecture, Conformance, hookimpl
 from ostro.architectures.llama import TINY as LLAMA
 from ostro.architectures.llama import WIDE as LLAMA_WIDE
 
@@ -31,9 +31,11 @@ def ostro_architectures() -> Iterable[Architecture]:
         config=f"{__name__}.model:Config",
         model=f"{__name__}.model:Model",
         names="ostro.architectures.llama.names:names",
-        tiny=TINY,
-        wide=WIDE,
-        reference="transformers:Ministral3ForCausalLM",
-        mutants=f"{__name__}.mutants:mutants",
+        conformance=Conformance(
+            tiny=TINY,
+            wide=WIDE,
+            reference="transformers:Ministral3ForCausalLM",
+            mutants=f"{__name__}.mutants:mutants",
+        ),
         trunk=True,
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from ostro import Architecture, hookimpl
+from ostro import Architecture, Conformance, hookimpl
 from ostro.architectures.llama import TINY as LLAMA
 from ostro.architectures.llama import WIDE as LLAMA_WIDE
 
@@ -23,9 +23,7 @@ def ostro_architectures() -> Iterable[Architecture]:
         gguf=("mistral3",),
         gguf_config=f"{__name__}.names:gguf_config",
         gguf_metadata=f"{__name__}.names:gguf_metadata",
-        tiny=TINY,
-        wide=WIDE,
-        reference="transformers:MistralForCausalLM",
+        conformance=Conformance(tiny=TINY, wide=WIDE, reference="transformers:MistralForCausalLM"),
         trunk=True,
     )
     yield Architecture(
@@ -35,8 +33,10 @@ def ostro_architectures() -> Iterable[Architecture]:
         config=f"{__name__}.config:Config",
         model="ostro.architectures.llama.model:Model",
         names="ostro.architectures.llama.names:names",
-        tiny={**TINY, **TYPES},
-        wide={**WIDE, **TYPES},
-        reference="transformers:MinistralForCausalLM",
-        mutants=f"{__name__}.mutants:mutants",
+        conformance=Conformance(
+            tiny={**TINY, **TYPES},
+            wide={**WIDE, **TYPES},
+            reference="transformers:MinistralForCausalLM",
+            mutants=f"{__name__}.mutants:mutants",
+        ),
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from ostro import Architecture, hookimpl
+from ostro import Architecture, Conformance, hookimpl
 from ostro.architectures.llama import TINY as LLAMA
 from ostro.architectures.llama import WIDE as LLAMA_WIDE
 
@@ -40,9 +40,11 @@ def ostro_architectures() -> Iterable[Architecture]:
         model=f"{__name__}.model:Model",
         inputs=f"{__name__}.inputs:Inputs",
         names=f"{__name__}.model:names",
-        tiny={"text_config": TEXT, "vision_config": TOWER, "image_token_index": 128},
-        wide={"text_config": WIDE_TEXT, "vision_config": WIDE_TOWER, "image_token_index": 128},
-        reference=f"{__name__}.reference:seeing",
-        mutants=f"{__name__}.mutants:mutants",
-        examples=f"{__name__}.examples:examples",
+        conformance=Conformance(
+            tiny={"text_config": TEXT, "vision_config": TOWER, "image_token_index": 128},
+            wide={"text_config": WIDE_TEXT, "vision_config": WIDE_TOWER, "image_token_index": 128},
+            reference=f"{__name__}.reference:seeing",
+            mutants=f"{__name__}.mutants:mutants",
+            examples=f"{__name__}.examples:examples",
+        ),
     )

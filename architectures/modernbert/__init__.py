@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ostro import Architecture, hookimpl
+from ostro import Architecture, Conformance, hookimpl
 
 TINY = {
     "vocab_size": 128,
@@ -37,10 +37,12 @@ def ostro_architectures() -> Iterable[Architecture]:
         names=f"{__name__}.names:names",
         gguf_config=f"{__name__}.names:gguf_config",
         gguf_metadata=f"{__name__}.names:gguf_metadata",
-        tiny=TINY,
-        wide=WIDE,
-        reference="transformers:ModernBertModel",
-        mutants=f"{__name__}.mutants:mutants",
+        conformance=Conformance(
+            tiny=TINY,
+            wide=WIDE,
+            reference="transformers:ModernBertModel",
+            mutants=f"{__name__}.mutants:mutants",
+        ),
     )
     yield encoder
     yield replace(
@@ -51,7 +53,10 @@ def ostro_architectures() -> Iterable[Architecture]:
         gguf=(),
         model=f"{__name__}.model:Classifier",
         names=f"{__name__}.names:classifier_names",
-        tiny={**TINY, "classifier_pooling": "mean"},
-        wide={**WIDE, "num_labels": 8},
-        reference="transformers:ModernBertForSequenceClassification",
+        conformance=replace(
+            encoder.conformance,
+            tiny={**TINY, "classifier_pooling": "mean"},
+            wide={**WIDE, "num_labels": 8},
+            reference="transformers:ModernBertForSequenceClassification",
+        ),
     )

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ostro import Architecture, hookimpl
+from ostro import Architecture, Conformance, hookimpl
 from ostro.architectures.llama import TINY as LLAMA
 from ostro.architectures.llama import WIDE as LLAMA_WIDE
 
@@ -40,10 +40,12 @@ def ostro_architectures() -> Iterable[Architecture]:
         names=f"{__name__}.names:names",
         gguf_config=f"{__name__}.names:gguf_config",
         gguf_metadata=f"{__name__}.names:gguf_metadata",
-        tiny=TINY,
-        wide=WIDE,
-        reference="transformers:Olmo2ForCausalLM",
-        mutants=f"{__name__}.mutants:mutants",
+        conformance=Conformance(
+            tiny=TINY,
+            wide=WIDE,
+            reference="transformers:Olmo2ForCausalLM",
+            mutants=f"{__name__}.mutants:mutants",
+        ),
         trunk=True,
     )
     yield olmo2
@@ -53,9 +55,11 @@ def ostro_architectures() -> Iterable[Architecture]:
         classes=("Olmo3ForCausalLM",),
         gguf=(),
         config=f"{__name__}.model:Olmo3Config",
-        tiny={**TINY, **LAYERS, "num_hidden_layers": 4},
-        wide={**WIDE, **LAYERS, **TYPES},
-        reference="transformers:Olmo3ForCausalLM",
-        mutants=f"{__name__}.mutants:olmo3_mutants",
+        conformance=Conformance(
+            tiny={**TINY, **LAYERS, "num_hidden_layers": 4},
+            wide={**WIDE, **LAYERS, **TYPES},
+            reference="transformers:Olmo3ForCausalLM",
+            mutants=f"{__name__}.mutants:olmo3_mutants",
+        ),
         trunk=False,
     )

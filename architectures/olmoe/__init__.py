@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ostro import Architecture, hookimpl
+from ostro import Architecture, Conformance, hookimpl
 from ostro.architectures.llama import TINY as LLAMA
 from ostro.architectures.llama import WIDE as LLAMA_WIDE
 
@@ -31,10 +31,12 @@ def ostro_architectures() -> Iterable[Architecture]:
         model=f"{__name__}.model:Model",
         names=f"{__name__}.names:names",
         gguf_config=f"{__name__}.names:gguf_config",
-        tiny={**FLEX, **CLIP},
-        wide={**FLEX_WIDE, **CLIP},
-        reference="transformers:OlmoeForCausalLM",
-        mutants=f"{__name__}.mutants:olmoe",
+        conformance=Conformance(
+            tiny={**FLEX, **CLIP},
+            wide={**FLEX_WIDE, **CLIP},
+            reference="transformers:OlmoeForCausalLM",
+            mutants=f"{__name__}.mutants:olmoe",
+        ),
     )
     yield olmoe
     yield replace(
@@ -45,8 +47,10 @@ def ostro_architectures() -> Iterable[Architecture]:
         config=f"{__name__}.flex:Config",
         model=f"{__name__}.flex:Model",
         gguf_config=None,
-        tiny=FLEX,
-        wide=FLEX_WIDE,
-        reference="transformers:FlexOlmoForCausalLM",
-        mutants=f"{__name__}.mutants:flex_olmo",
+        conformance=Conformance(
+            tiny=FLEX,
+            wide=FLEX_WIDE,
+            reference="transformers:FlexOlmoForCausalLM",
+            mutants=f"{__name__}.mutants:flex_olmo",
+        ),
     )

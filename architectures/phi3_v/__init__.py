@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ostro import Architecture, hookimpl
+from ostro import Architecture, Conformance, hookimpl
 from ostro.architectures.llava import TOWER as CLIP
 from ostro.architectures.phi3 import TINY as PHI3
 from ostro.architectures.phi3 import WIDE as PHI3_WIDE
@@ -45,9 +45,11 @@ def ostro_architectures() -> Iterable[Architecture]:
         model=f"{__name__}.model:Model",
         inputs=f"{__name__}.inputs:Inputs",
         names=f"{__name__}.names:names",
-        tiny=shape(PHI3, 32),
-        wide=shape(PHI3_WIDE, 256),
-        reference=f"{__name__}.reference:Reference",
-        mutants=f"{__name__}.mutants:mutants",
-        examples=f"{__name__}.examples:examples",
+        conformance=Conformance(
+            tiny=shape(PHI3, 32),
+            wide=shape(PHI3_WIDE, 256),
+            reference=f"{__name__}.reference:Reference",
+            mutants=f"{__name__}.mutants:mutants",
+            examples=f"{__name__}.examples:examples",
+        ),
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from ostro import Architecture, hookimpl
+from ostro import Architecture, Conformance, hookimpl
 
 TINY = {
     "model_type": "pixtral",
@@ -25,9 +25,11 @@ def ostro_architectures() -> Iterable[Architecture]:
         config=f"{__name__}.model:Config",
         model=f"{__name__}.model:Model",
         names=f"{__name__}.model:names",
-        tiny=TINY,
-        wide=WIDE,
-        reference="transformers:PixtralVisionModel",
-        mutants=f"{__name__}.mutants:mutants",
+        conformance=Conformance(
+            tiny=TINY,
+            wide=WIDE,
+            reference="transformers:PixtralVisionModel",
+            mutants=f"{__name__}.mutants:mutants",
+        ),
         trunk=True,
     )

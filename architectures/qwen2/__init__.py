@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from ostro import Architecture, hookimpl
+from ostro import Architecture, Conformance, hookimpl
 from ostro.architectures.llama import TINY as LLAMA
 from ostro.architectures.llama import WIDE as LLAMA_WIDE
 
@@ -23,9 +23,11 @@ def ostro_architectures() -> Iterable[Architecture]:
         model=f"{__name__}.model:Model",
         names=f"{__name__}.names:names",
         gguf_config="ostro.architectures.llama.names:gguf_config",
-        tiny=TINY,
-        wide=WIDE,
-        reference="transformers:Qwen2ForCausalLM",
-        mutants=f"{__name__}.mutants:mutants",
+        conformance=Conformance(
+            tiny=TINY,
+            wide=WIDE,
+            reference="transformers:Qwen2ForCausalLM",
+            mutants=f"{__name__}.mutants:mutants",
+        ),
         trunk=True,
     )

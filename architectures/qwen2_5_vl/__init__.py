@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ostro import Architecture, hookimpl
+from ostro import Architecture, Conformance, hookimpl
 from ostro.architectures.llama import TINY as LLAMA
 from ostro.architectures.llama import WIDE as LLAMA_WIDE
 
@@ -59,11 +59,13 @@ def ostro_architectures() -> Iterable[Architecture]:
         names=f"{__name__}.projector:names",
         gguf_config=f"{__name__}.projector:gguf_config",
         gguf_metadata=f"{__name__}.projector:gguf_metadata",
-        tiny=shape(TEXT, TOWER, [2, 3, 3]),
-        wide=shape(WIDE_TEXT, {**TOWER, **ALIGNED, "window_size": 64}, [8, 12, 12]),
-        reference=f"{__name__}.reference:timed",
-        mutants=f"{__name__}.mutants:mutants",
-        examples=f"{__name__}.examples:examples",
+        conformance=Conformance(
+            tiny=shape(TEXT, TOWER, [2, 3, 3]),
+            wide=shape(WIDE_TEXT, {**TOWER, **ALIGNED, "window_size": 64}, [8, 12, 12]),
+            reference=f"{__name__}.reference:timed",
+            mutants=f"{__name__}.mutants:mutants",
+            examples=f"{__name__}.examples:examples",
+        ),
         trunk=True,
     )
     # a GGUF file without a projector is a text model, equal to Qwen2
@@ -75,7 +77,9 @@ def ostro_architectures() -> Iterable[Architecture]:
         model="ostro.architectures.qwen2.model:Model",
         names="ostro.architectures.qwen2.names:names",
         gguf_config="ostro.architectures.llama.names:gguf_config",
-        tiny=TEXT,
-        wide=WIDE_TEXT,
-        reference="transformers:Qwen2ForCausalLM",
+        conformance=Conformance(
+            tiny=TEXT,
+            wide=WIDE_TEXT,
+            reference="transformers:Qwen2ForCausalLM",
+        ),
     )

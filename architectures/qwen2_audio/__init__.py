@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from ostro import Architecture, hookimpl
+from ostro import Architecture, Conformance, hookimpl
 
 TINY: dict[str, Any] = {
     "audio_token_index": 120,
@@ -49,9 +49,11 @@ def ostro_architectures() -> Iterable[Architecture]:
         names=f"{__name__}.projector:names",
         gguf_config=f"{__name__}.projector:gguf_config",
         gguf_metadata=f"{__name__}.projector:gguf_metadata",
-        tiny=TINY,
-        wide=WIDE,
-        reference="transformers:Qwen2AudioForConditionalGeneration",
-        mutants=f"{__name__}.mutants:mutants",
-        examples=f"{__name__}.examples:examples",
+        conformance=Conformance(
+            tiny=TINY,
+            wide=WIDE,
+            reference="transformers:Qwen2AudioForConditionalGeneration",
+            mutants=f"{__name__}.mutants:mutants",
+            examples=f"{__name__}.examples:examples",
+        ),
     )

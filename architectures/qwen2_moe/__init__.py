@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from ostro import Architecture, hookimpl
+from ostro import Architecture, Conformance, hookimpl
 from ostro.architectures.qwen2 import TINY as QWEN2
 from ostro.architectures.qwen2 import WIDE as QWEN2_WIDE
 
@@ -35,9 +35,11 @@ def ostro_architectures() -> Iterable[Architecture]:
         model=f"{__name__}.model:Model",
         names=f"{__name__}.names:names",
         gguf_config=f"{__name__}.names:gguf_config",
-        tiny=TINY,
-        wide=WIDE,
-        reference="transformers:Qwen2MoeForCausalLM",
-        mutants=f"{__name__}.mutants:mutants",
+        conformance=Conformance(
+            tiny=TINY,
+            wide=WIDE,
+            reference="transformers:Qwen2MoeForCausalLM",
+            mutants=f"{__name__}.mutants:mutants",
+        ),
         trunk=True,
     )

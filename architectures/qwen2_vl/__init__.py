@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ostro import Architecture, hookimpl
+from ostro import Architecture, Conformance, hookimpl
 from ostro.architectures.qwen2_5_vl import TEXT, WIDE_TEXT
 from ostro.architectures.qwen2_5_vl import shape as sighted
 
@@ -30,9 +30,11 @@ def ostro_architectures() -> Iterable[Architecture]:
         names=f"{__name__}.projector:names",
         gguf_config=f"{__name__}.projector:gguf_config",
         gguf_metadata=f"{__name__}.projector:gguf_metadata",
-        tiny=shape(TEXT, TOWER, [2, 3, 3]),
-        wide=shape(WIDE_TEXT, WIDE_TOWER, [8, 12, 12]),
-        reference="ostro.architectures.qwen2_5_vl.reference:timed2",
-        mutants=f"{__name__}.mutants:mutants",
-        examples=f"{__name__}.examples:examples",
+        conformance=Conformance(
+            tiny=shape(TEXT, TOWER, [2, 3, 3]),
+            wide=shape(WIDE_TEXT, WIDE_TOWER, [8, 12, 12]),
+            reference="ostro.architectures.qwen2_5_vl.reference:timed2",
+            mutants=f"{__name__}.mutants:mutants",
+            examples=f"{__name__}.examples:examples",
+        ),
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from ostro import Architecture, hookimpl
+from ostro import Architecture, Conformance, hookimpl
 from ostro.architectures.llama import TINY as LLAMA
 from ostro.architectures.llama import WIDE as LLAMA_WIDE
 
@@ -38,10 +38,12 @@ def ostro_architectures() -> Iterable[Architecture]:
         names=f"{__name__}.names:names",
         gguf_config=f"{__name__}.names:gguf_config",
         gguf_metadata=f"{__name__}.names:gguf_metadata",
-        tiny=TINY,
-        wide=WIDE,
-        reference="transformers:Qwen3_5ForCausalLM",
-        mutants=f"{__name__}.mutants:mutants",
+        conformance=Conformance(
+            tiny=TINY,
+            wide=WIDE,
+            reference="transformers:Qwen3_5ForCausalLM",
+            mutants=f"{__name__}.mutants:mutants",
+        ),
         trunk=True,
     )
     yield Architecture(
@@ -54,8 +56,10 @@ def ostro_architectures() -> Iterable[Architecture]:
         names=f"{__name__}.names:names",
         gguf_config=f"{__name__}.names:gguf_config",
         gguf_metadata=f"{__name__}.names:gguf_metadata",
-        tiny={**TINY, **EXPERTS},
-        wide={**WIDE, **LARGE_EXPERTS},
-        reference="transformers:Qwen3_5MoeForCausalLM",
-        mutants=f"{__name__}.mutants:sparse_mutants",
+        conformance=Conformance(
+            tiny={**TINY, **EXPERTS},
+            wide={**WIDE, **LARGE_EXPERTS},
+            reference="transformers:Qwen3_5MoeForCausalLM",
+            mutants=f"{__name__}.mutants:sparse_mutants",
+        ),
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from ostro import Architecture, hookimpl
+from ostro import Architecture, Conformance, hookimpl
 from ostro.architectures.qwen2_5_vl import ALIGNED, shape
 from ostro.architectures.qwen3_5 import EXPERTS, LARGE_EXPERTS, TINY, WIDE
 from ostro.architectures.qwen3_vl import TOWER as DEEP
@@ -26,11 +26,13 @@ def ostro_architectures() -> Iterable[Architecture]:
         names=f"{__name__}.names:names",
         gguf_config=f"{__name__}.names:gguf_config",
         gguf_metadata="ostro.architectures.qwen3_vl.projector:tower_keys",
-        tiny=shape(TEXT, TOWER, SECTIONS),
-        wide=shape(WIDE, {**TOWER, **ALIGNED}, [3, 3, 2]),
-        reference="transformers:Qwen3_5ForConditionalGeneration",
-        mutants=f"{__name__}.mutants:mutants",
-        examples="ostro.architectures.qwen3_vl.examples:examples",
+        conformance=Conformance(
+            tiny=shape(TEXT, TOWER, SECTIONS),
+            wide=shape(WIDE, {**TOWER, **ALIGNED}, [3, 3, 2]),
+            reference="transformers:Qwen3_5ForConditionalGeneration",
+            mutants=f"{__name__}.mutants:mutants",
+            examples="ostro.architectures.qwen3_vl.examples:examples",
+        ),
     )
     yield Architecture(
         name="qwen3_5_moe_vl",
@@ -43,9 +45,11 @@ def ostro_architectures() -> Iterable[Architecture]:
         names=f"{__name__}.names:names",
         gguf_config=f"{__name__}.names:gguf_config",
         gguf_metadata="ostro.architectures.qwen3_vl.projector:tower_keys",
-        tiny=shape({**TEXT, **EXPERTS}, TOWER, SECTIONS),
-        wide=shape({**WIDE, **LARGE_EXPERTS}, {**TOWER, **ALIGNED}, [3, 3, 2]),
-        reference="transformers:Qwen3_5MoeForConditionalGeneration",
-        mutants=f"{__name__}.mutants:sparse_mutants",
-        examples="ostro.architectures.qwen3_vl.examples:examples",
+        conformance=Conformance(
+            tiny=shape({**TEXT, **EXPERTS}, TOWER, SECTIONS),
+            wide=shape({**WIDE, **LARGE_EXPERTS}, {**TOWER, **ALIGNED}, [3, 3, 2]),
+            reference="transformers:Qwen3_5MoeForConditionalGeneration",
+            mutants=f"{__name__}.mutants:sparse_mutants",
+            examples="ostro.architectures.qwen3_vl.examples:examples",
+        ),
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from ostro import Architecture, hookimpl
+from ostro import Architecture, Conformance, hookimpl
 from ostro.architectures.qwen2_5_vl import ALIGNED, shape
 from ostro.architectures.qwen3 import TINY as QWEN3
 from ostro.architectures.qwen3 import WIDE as QWEN3_WIDE
@@ -31,11 +31,13 @@ def ostro_architectures() -> Iterable[Architecture]:
         names=f"{__name__}.projector:names",
         gguf_config=f"{__name__}.projector:gguf_config",
         gguf_metadata=f"{__name__}.projector:gguf_metadata",
-        tiny=shape(QWEN3, TOWER, [8, 4, 4]),
-        wide=shape(QWEN3_WIDE, {**TOWER, **ALIGNED}, [12, 10, 10]),
-        reference="transformers:Qwen3VLForConditionalGeneration",
-        mutants=f"{__name__}.mutants:mutants",
-        examples=f"{__name__}.examples:examples",
+        conformance=Conformance(
+            tiny=shape(QWEN3, TOWER, [8, 4, 4]),
+            wide=shape(QWEN3_WIDE, {**TOWER, **ALIGNED}, [12, 10, 10]),
+            reference="transformers:Qwen3VLForConditionalGeneration",
+            mutants=f"{__name__}.mutants:mutants",
+            examples=f"{__name__}.examples:examples",
+        ),
         trunk=True,
     )
     # a GGUF file without a projector is a text model, equal to Qwen3
@@ -47,7 +49,9 @@ def ostro_architectures() -> Iterable[Architecture]:
         model="ostro.architectures.qwen3.model:Model",
         names="ostro.architectures.qwen3.names:names",
         gguf_config="ostro.architectures.llama.names:gguf_config",
-        tiny=QWEN3,
-        wide=QWEN3_WIDE,
-        reference="transformers:Qwen3ForCausalLM",
+        conformance=Conformance(
+            tiny=QWEN3,
+            wide=QWEN3_WIDE,
+            reference="transformers:Qwen3ForCausalLM",
+        ),
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from ostro import Architecture, hookimpl
+from ostro import Architecture, Conformance, hookimpl
 from ostro.architectures.qwen2_5_vl import ALIGNED, shape
 from ostro.architectures.qwen3 import TINY as QWEN3
 from ostro.architectures.qwen3 import WIDE as QWEN3_WIDE
@@ -32,11 +32,13 @@ def ostro_architectures() -> Iterable[Architecture]:
         names=f"{__name__}.names:names",
         gguf_config=f"{__name__}.names:gguf_config",
         gguf_metadata="ostro.architectures.qwen3_vl.projector:gguf_metadata",
-        tiny=shape(TINY, TOWER, [8, 4, 4]),
-        wide=shape(WIDE, {**TOWER, **ALIGNED}, [12, 10, 10]),
-        reference="transformers:Qwen3VLMoeForConditionalGeneration",
-        mutants=f"{__name__}.mutants:mutants",
-        examples="ostro.architectures.qwen3_vl.examples:examples",
+        conformance=Conformance(
+            tiny=shape(TINY, TOWER, [8, 4, 4]),
+            wide=shape(WIDE, {**TOWER, **ALIGNED}, [12, 10, 10]),
+            reference="transformers:Qwen3VLMoeForConditionalGeneration",
+            mutants=f"{__name__}.mutants:mutants",
+            examples="ostro.architectures.qwen3_vl.examples:examples",
+        ),
     )
     # a GGUF file without a projector is a text model, equal to Qwen3-MoE
     yield Architecture(
@@ -47,7 +49,5 @@ def ostro_architectures() -> Iterable[Architecture]:
         model="ostro.architectures.qwen3_moe.model:Model",
         names="ostro.architectures.qwen3_moe.names:names",
         gguf_config="ostro.architectures.qwen3_moe.names:gguf_config",
-        tiny=TINY,
-        wide=WIDE,
-        reference="transformers:Qwen3MoeForCausalLM",
+        conformance=Conformance(tiny=TINY, wide=WIDE, reference="transformers:Qwen3MoeForCausalLM"),
     )

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ostro import Architecture, hookimpl
+from ostro import Architecture, Conformance, hookimpl
 from ostro.architectures.gemma import SHAPE as GEMMA
 from ostro.architectures.llama import TINY as LLAMA
 from ostro.architectures.llama import WIDE as LLAMA_WIDE
@@ -53,10 +53,12 @@ def ostro_architectures() -> Iterable[Architecture]:
             names=f"{__name__}.names:{family.lower()}",
             gguf_config=f"{__name__}.names:gguf_config",
             gguf_metadata=f"{__name__}.names:gguf_metadata",
-            tiny={**tiny, "num_labels": 3},
-            wide={**wide, "num_labels": 8},
-            reference=f"transformers:{family}ForSequenceClassification",
-            mutants=f"{__name__}.mutants:mutants",
+            conformance=Conformance(
+                tiny={**tiny, "num_labels": 3},
+                wide={**wide, "num_labels": 8},
+                reference=f"transformers:{family}ForSequenceClassification",
+                mutants=f"{__name__}.mutants:mutants",
+            ),
         )
     yield Architecture(
         name="qwen2_reward",
@@ -66,10 +68,12 @@ def ostro_architectures() -> Iterable[Architecture]:
         config=f"{__name__}.model:RewardConfig",
         model=f"{__name__}.model:Reward",
         names=f"{__name__}.names:reward",
-        tiny={**QWEN2, "num_labels": 3},
-        wide={**QWEN2_WIDE, "num_labels": 8},
-        reference=f"{__name__}.reference:Reward",
-        mutants=f"{__name__}.mutants:mutants",
+        conformance=Conformance(
+            tiny={**QWEN2, "num_labels": 3},
+            wide={**QWEN2_WIDE, "num_labels": 8},
+            reference=f"{__name__}.reference:Reward",
+            mutants=f"{__name__}.mutants:mutants",
+        ),
     )
     yield Architecture(
         name="qwen3_reranker",
@@ -79,11 +83,13 @@ def ostro_architectures() -> Iterable[Architecture]:
         model=f"{__name__}.model:Reranker",
         names=f"{__name__}.names:reranker",
         gguf_config="ostro.architectures.llama.names:gguf_config",
-        tiny={**QWEN3, "label_token_ids": [3, 7]},
-        # Two scores that lie apart: the deviation is a fraction of their distance.
-        wide={**QWEN3_WIDE, "label_token_ids": [0, 16]},
-        reference=f"{__name__}.reference:Reranker",
-        mutants=f"{__name__}.mutants:reranker_mutants",
+        conformance=Conformance(
+            tiny={**QWEN3, "label_token_ids": [3, 7]},
+            # Two scores that lie apart: the deviation is a fraction of their distance.
+            wide={**QWEN3_WIDE, "label_token_ids": [0, 16]},
+            reference=f"{__name__}.reference:Reranker",
+            mutants=f"{__name__}.mutants:reranker_mutants",
+        ),
         labels=("no", "yes"),
         score_template=RERANKER_TEMPLATE,
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from ostro import Architecture, hookimpl
+from ostro import Architecture, Conformance, hookimpl
 from ostro.architectures.llava import TINY as LLAVA
 from ostro.architectures.llava import WIDE as LLAVA_WIDE
 
@@ -20,9 +20,11 @@ def ostro_architectures() -> Iterable[Architecture]:
         model=f"{__name__}.model:Model",
         inputs="ostro.architectures.llava.inputs:Inputs",
         names="ostro.architectures.llava.model:names",
-        tiny={**LLAVA, **LAYERS},
-        wide={**LLAVA_WIDE, **LAYERS},
-        reference="transformers:VipLlavaForConditionalGeneration",
-        mutants=f"{__name__}.mutants:mutants",
-        examples="ostro.architectures.llava.examples:examples",
+        conformance=Conformance(
+            tiny={**LLAVA, **LAYERS},
+            wide={**LLAVA_WIDE, **LAYERS},
+            reference="transformers:VipLlavaForConditionalGeneration",
+            mutants=f"{__name__}.mutants:mutants",
+            examples="ostro.architectures.llava.examples:examples",
+        ),
     )

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ostro import Architecture, hookimpl
+from ostro import Architecture, Conformance, hookimpl
 from ostro.architectures.bert import TINY as BERT
 from ostro.architectures.bert import WIDE as BERT_WIDE
 
@@ -25,19 +25,24 @@ def ostro_architectures() -> Iterable[Architecture]:
         model=f"{__name__}.model:Model",
         names=f"{__name__}.names:names",
         gguf_metadata=f"{__name__}.names:gguf_metadata",
-        tiny=TINY,
-        wide=WIDE,
-        reference="transformers:XLMRobertaModel",
-        mutants=f"{__name__}.mutants:mutants",
+        conformance=Conformance(
+            tiny=TINY,
+            wide=WIDE,
+            reference="transformers:XLMRobertaModel",
+            mutants=f"{__name__}.mutants:mutants",
+        ),
     )
     yield encoder
     yield replace(
         encoder,
         name="xlm_roberta_classifier",
-        wide={**WIDE, "num_labels": 8},
         tasks=("classify", "rerank"),
         classes=tuple(f"{name}ForSequenceClassification" for name in FAMILIES),
         model=f"{__name__}.model:Classifier",
         names=f"{__name__}.names:classifier_names",
-        reference="transformers:XLMRobertaForSequenceClassification",
+        conformance=replace(
+            encoder.conformance,
+            wide={**WIDE, "num_labels": 8},
+            reference="transformers:XLMRobertaForSequenceClassification",
+        ),
     )

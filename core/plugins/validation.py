@@ -14,6 +14,7 @@ from ostro.core.records import (
     API,
     KINDS,
     Architecture,
+    Conformance,
     EventFormat,
     Format,
     Record,
@@ -40,6 +41,7 @@ CHECKS: Mapping[str, Callable[[Any], bool]] = {
     "RouteHandler": callable,
     "RouteEndpoint": lambda value: callable(value) or isinstance(value, Path),
     "RequestBody": lambda value: isinstance(value, RequestBody),
+    "Conformance": lambda value: isinstance(value, Conformance),
     "EventFormat": lambda value: isinstance(value, EventFormat),
     "Scope": lambda value: value in get_args(Scope),
     "object": lambda value: True,
@@ -84,19 +86,24 @@ def check_records(kind: str, result: object) -> list[Record]:
     return records
 
 
+def check_fields(value: Record | Conformance, kind: type[Any], what: str) -> None:
+    """Raise PluginError unless the fields of a dataclass have values of their annotations."""
+    for field in fields(kind):
+        found, annotation = getattr(value, field.name), str(field.type)
+        if found is None and annotation.endswith("| None"):
+            continue
+        if not CHECKS[check_key(annotation)](found):
+            raise PluginError(f"{what}{field.name} is {found!r:.80}, expected {annotation}")
+
+
 def check_record(record: object, expected: type[Record]) -> None:
     """Raise PluginError unless this is a usable record of the expected type."""
     if not isinstance(record, expected):
         raise PluginError(f"it declares {record!r:.80}, expected a record {expected.__name__}")
     what = f"{expected.__name__} {record.name!r:.80}"
-    for field in fields(expected):
-        value, annotation = getattr(record, field.name), str(field.type)
-        if value is None and annotation.endswith("| None"):
-            continue
-        if not CHECKS[check_key(annotation)](value):
-            raise PluginError(
-                f"{what}: the field {field.name} is {value!r:.80}, expected {annotation}"
-            )
+    check_fields(record, expected, f"{what}: the field ")
+    if isinstance(record, Architecture):
+        check_fields(record.conformance, Conformance, f"{what}: the field conformance.")
     if not record.name or record.name != record.name.strip() or not record.name.isprintable():
         raise PluginError(
             f"{what}: invalid name, expected printable text without spaces at its ends"

@@ -74,10 +74,10 @@ def native(record: Architecture) -> Iterator[Row]:
     """A row per class of a record; one without a class if it reads GGUF files only."""
     if record.name == BACKEND:
         return
-    reference = record.reference or ""
+    reference = record.conformance.reference or ""
     for name in record.classes or (("",) if record.gguf else ()):
         cls = name or reference.removeprefix(PREFIX)
-        tested = record.tiny is not None and bool(reference)
+        tested = record.conformance.tiny is not None and bool(reference)
         yield Row(
             cls=name,
             architecture=record.name,
@@ -86,7 +86,7 @@ def native(record: Architecture) -> Iterator[Row]:
             gguf=record.gguf,
             tasks=record.tasks,
             backend=BODY if record.model.startswith(PREFIX) else NATIVE,
-            formats="" if not tested else "floats" if record.wide is None else "all",
+            formats="" if not tested else "floats" if record.conformance.wide is None else "all",
             adapters=tested,
             reference=reference,
             since=since(record.name),

@@ -7,16 +7,19 @@ import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from importlib.util import find_spec
+from typing import TypeGuard
 
 from ostro.core import hooks
 from ostro.core.plugins.manager import HOOKS
 from ostro.core.plugins.validation import CHECKS, is_compatible
-from ostro.core.records import API, KINDS, Architecture, Record
+from ostro.core.records import API, KINDS, Architecture, Conformance, Record
 from ostro.errors import nearest
 from ostro.plugins.authoring.finding import Finding, error, warning
 from ostro.plugins.authoring.package import Package
 
-RECORDS: Mapping[str, type[Record]] = {record.__name__: record for record in KINDS.values()}
+RECORDS: Mapping[str, type[Record | Conformance]] = {
+    record.__name__: record for record in (*KINDS.values(), Conformance)
+}
 PAGE = "docs/hooks.md lists them"
 UNKNOWN = object()
 """The value of an expression that is not a literal."""
@@ -73,16 +76,20 @@ def check_hook(where: str, function: ast.FunctionDef | ast.AsyncFunctionDef) -> 
             yield error(where, f"{name} has no argument {argument.arg!r}", f"it has: {expected}")
 
 
-def check_record(source: Source, call: ast.Call, kind: type[Record]) -> Iterator[Finding]:
+def check_record(
+    source: Source, call: ast.Call, kind: type[Record | Conformance]
+) -> Iterator[Finding]:
     """Check the fields of a record and the targets of its import strings."""
     where, what = source.at(call), kind.__name__
     known = {field.name: field for field in fields(kind)}
+    # deprecated, as `renamed` says
+    moved = {field.name: field for field in fields(Conformance)} if kind is Architecture else {}
     given = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
     if call.args:
         yield error(where, f"{what} takes keywords only", "write name=..., and so on")
     for name, node in given.items():
-        if name in known:
-            yield from check_field(source, node, f"{what}.{name}", str(known[name].type))
+        if field := known.get(name) or moved.get(name):
+            yield from check_field(source, node, f"{what}.{name}", str(field.type))
         else:
             yield error(where, f"{what} has no field {name!r}{nearest(name, known)}", PAGE)
     # fields given as **kwargs are unknown, so missing ones cannot be detected
@@ -92,17 +99,30 @@ def check_record(source: Source, call: ast.Call, kind: type[Record]) -> Iterator
         if name not in given and field.default is MISSING and field.default_factory is MISSING:
             yield error(where, f"{what} needs the field {name!r}", "add it")
     if kind is Architecture:
-        yield from check_tested(where, set(given))
+        yield from check_tested(where, given)
 
 
-def check_tested(where: str, given: set[str]) -> Iterator[Finding]:
+def check_tested(where: str, given: Mapping[str, ast.expr]) -> Iterator[Finding]:
     """Check that an architecture has the fields that the conformance kit needs."""
-    if "tiny" not in given:
+    stated = {*given}
+    if (node := given.get("conformance")) is not None:
+        names = [keyword.arg for keyword in node.keywords] if is_conformance(node) else [None]
+        if None in names:  # its fields are unknown
+            return
+        stated |= {*filter(None, names)}
+    if "tiny" not in stated:
         what = "no `tiny`: without a small config nothing can be tested"
-        yield error(where, what, 'add tiny={"hidden_size": 64, ...}')
-    if "reference" not in given:
+        yield error(where, what, 'add conformance=Conformance(tiny={"hidden_size": 64, ...})')
+    if "reference" not in stated:
         what = "no `reference`: its logits cannot be compared"
-        yield warning(where, what, 'add reference="package.module:Class"')
+        yield warning(where, what, 'add conformance=Conformance(reference="package.module:Class")')
+
+
+def is_conformance(node: ast.expr) -> TypeGuard[ast.Call]:
+    """Whether an expression is a call of `Conformance`."""
+    if not isinstance(node, ast.Call):
+        return False
+    return ast.unparse(node.func).rpartition(".")[2] == Conformance.__name__
 
 
 def check_field(source: Source, node: ast.expr, what: str, annotation: str) -> Iterator[Finding]:

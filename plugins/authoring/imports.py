@@ -15,7 +15,7 @@ HEAVY = frozenset("torch transformers triton numpy diffusers safetensors scipy s
 LIGHT = frozenset(
     [
         *"hookimpl errors config Record __version__".split(),
-        *"Files Format TensorInfo TokenizerSource Mutant Settings".split(),
+        *"Files Format TensorInfo TokenizerSource Conformance Mutant Settings".split(),
         *(record.__name__ for record in KINDS.values()),
     ]
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ostro.plugins.authoring.difference import differences
 from ostro.plugins.authoring.project import Project
 from ostro.plugins.authoring.reference import LIBRARY, Leaf, Reference, of_library
@@ -48,24 +50,31 @@ def body_of(reference: Reference) -> str | None:
 
 
 def record(reference: Reference, body: str | None) -> list[str]:
-    """The lines of the record that define config, model, tiny config, reference and mutants."""
+    """The lines of the record that define config, model and conformance."""
     lines = list(OWN)
     if body is not None:
         lines = [
             "# TODO finish model.py, which is faster, and put these in the place of the next two:",
-            *(f"# {line}" for line in (*OWN, MUTANTS)),
+            *(f"# {line}" for line in OWN),
             f'config="{LIBRARY}:{reference.config_class}",',
             f'model="{body}",',
         ]
-    lines.append("tiny=TINY,")
-    if not reference.library:
-        lines += [
-            "# TODO reference=..., the model as code of your own or logits that it once gave; the",
-            f"# code that came with the checkpoint, {reference.file.name}, is never run",
-        ]
+    tested = (f"    {line}" for line in conformance(reference, body))
+    return [*lines, "conformance=Conformance(", *tested, "),"]
+
+
+def conformance(reference: Reference, body: str | None) -> Iterator[str]:
+    """The lines that define tiny config, reference and mutants."""
+    yield "tiny=TINY,"
+    if reference.library:
+        yield f'reference="{LIBRARY}:{reference.cls}",'
     else:
-        lines.append(f'reference="{LIBRARY}:{reference.cls}",')
-    return lines if body is not None else [*lines, MUTANTS]
+        yield "# TODO reference=..., the model as code of your own or logits that it once gave; the"
+        yield f"# code that came with the checkpoint, {reference.file.name}, is never run"
+    if body is None:
+        yield MUTANTS
+    else:
+        yield f"# TODO with model.py: {MUTANTS}"
 
 
 def served(skeleton: Skeleton, body: str | None) -> str:

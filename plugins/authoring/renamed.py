@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from functools import cached_property
 from typing import TypeVar
 
-from ostro.plugins.authoring.finding import Finding, error
+from ostro.core.records import Conformance
+from ostro.plugins.authoring.finding import Finding, error, warning
 from ostro.plugins.authoring.surface import MODULES, Import, breach, imports
 
 LINEAR = {"held": "active_storages", "seen": "weight_shape"}
 MODEL = {"remember": "write_states", "sees": "rows_with_media"}
+CONFORMANCE = tuple(field.name for field in fields(Conformance))
 MEMBERS: Mapping[str, Mapping[str, str]] = {
+    "Architecture": {name: f"conformance.{name}" for name in CONFORMANCE},
     "CacheKind": {"keeps": "needs_block", "narrows": "supports_quantized"},
     "Inputs": {"place": "expand_placeholders"},
     "Step": {"wanted": "logits_indices"},
@@ -125,6 +129,22 @@ def renamed(file: str, tree: ast.Module, package: tuple[str, ...]) -> Iterator[F
             if new := KEYWORDS.get(name, {}).get(keyword.arg or ""):
                 what = f"ostro.{name} has no argument {keyword.arg!r}"
                 yield error(source.at(call), what, f"use {new}")
+        yield from old_conformance(source, call)
+
+
+def old_conformance(source: File, call: ast.Call) -> Iterator[Finding]:
+    """A finding for the fields of `Conformance` among the arguments of an architecture.
+
+    `dataclasses.replace` with a name is one of an architecture: a `Conformance` has no name.
+    """
+    given = [keyword.arg for keyword in call.keywords]
+    moved = ", ".join(f"{name}=..." for name in CONFORMANCE if name in given)
+    replaces = source.full(call.func) == "dataclasses.replace" and "name" in given and call.args
+    if not moved or not (replaces or source.public(call.func) == "Architecture"):
+        return
+    new = f"replace({ast.unparse(call.args[0])}.conformance, " if replaces else "Conformance("
+    what = f"{moved} is deprecated as an argument of ostro.Architecture"
+    yield warning(source.at(call), what, f"write conformance={new}{moved})")
 
 
 def old_members(source: File, definition: ast.ClassDef) -> Iterator[Finding]:

@@ -67,7 +67,7 @@ def adapters_match_merged_weights(tiny: Subject) -> None:
             assert effect >= RED, f"{rank = }: the adapter changes the outputs by {effect:.1e} only"
 
 
-@check(lambda record: has_outputs(record) and record.wide is not None)
+@check(lambda record: has_outputs(record) and record.conformance.wide is not None)
 def adapters_on_quantized_weights_match_merged_floats(tiny: Subject) -> None:
     if isinstance(tiny.reference, Golden):
         pytest.skip("golden logits exist for the tiny config only")

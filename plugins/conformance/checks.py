@@ -83,7 +83,7 @@ def encodes(record: Architecture) -> bool:
 
 def has_examples(record: Architecture) -> bool:
     """Whether the record declares prompts with media."""
-    return record.examples is not None
+    return record.conformance.examples is not None
 
 
 def has_config(record: Architecture) -> bool:

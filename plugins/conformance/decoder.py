@@ -82,7 +82,7 @@ def comparable(tiny: Subject, tokens: Sequence[int]) -> int:
     """
     if isinstance(tiny.reference, Golden):
         return 1
-    ends = {*tiny.inputs.placeholders.values()} if tiny.record.examples else set[int]()
+    ends = tiny.placeholders
     return next((i for i, token in enumerate(tokens, 1) if token in ends), len(tokens))
 
 

@@ -34,7 +34,7 @@ QUICK_FORMATS = 3
 """Formats per architecture in the quick tests; architectures together cover all formats."""
 
 
-@check(lambda record: has_outputs(record) and record.wide is not None)
+@check(lambda record: has_outputs(record) and record.conformance.wide is not None)
 def quantized_models_match_dequantized_weights(tiny: Subject) -> None:
     if isinstance(tiny.reference, Golden):
         pytest.skip("golden logits exist for the tiny config only")
@@ -45,7 +45,7 @@ def quantized_models_match_dequantized_weights(tiny: Subject) -> None:
 
 def wide(plugins: PluginManager, record: Architecture) -> AbstractContextManager[Subject]:
     """The subject with the config `wide`, whose rows are whole blocks of every format."""
-    return subject(plugins, record.name, config=record.wide, std=STD)
+    return subject(plugins, record.name, config=record.conformance.wide, std=STD)
 
 
 def formats(plugins: PluginManager) -> list[str]:

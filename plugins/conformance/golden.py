@@ -90,7 +90,7 @@ def read(reference: str, std: float) -> Golden:
 
 def write(record: Architecture, reference: str, file: Path, plugins: PluginManager) -> None:
     """Run a reference on the record's tiny config and write its logits to a file."""
-    shape = dict(record.tiny or {})
+    shape = dict(record.conformance.tiny or {})
     ids = prompt(read_config(record, shape, plugins)[0].vocab_size)
     golden = {"tokens": torch.tensor(ids)}
     digests: dict[str, str] = {}

@@ -46,7 +46,8 @@ def of(record: Architecture, model: Model) -> list[Mutant]:
 
     A mutant of the record replaces the generic one of the same name.
     """
-    own = resolve(record.mutants)() if record.mutants else ()
+    named = record.conformance.mutants
+    own = resolve(named)() if named else ()
     return list({mutant.name: mutant for mutant in (*generic(model), *own)}.values())
 
 

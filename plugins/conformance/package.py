@@ -136,7 +136,7 @@ def has_no_effect(tiny: Subject, path: Keys, value: Any) -> bool:
     """
     if isinstance(tiny.reference, Golden):
         return True
-    reference = resolve(str(tiny.record.reference))
+    reference = resolve(str(tiny.record.conformance.reference))
     try:
         other = construct(tiny.record, reference, replaced(tiny.shape, path, value), tiny.plugins)
     except (ValueError, StrictDataclassError):

@@ -93,12 +93,17 @@ class Subject:
         found: Inputs = resolve(self.record.inputs)(self.raw_config, self.folder)
         return found
 
+    @property
+    def placeholders(self) -> set[int]:
+        """The token ids that stand for media; none without examples."""
+        return {*self.inputs.placeholders.values()} if self.record.conformance.examples else set()
+
     @cached_property
     def examples(self) -> list[Example]:
         """The prompts of the comparison: a text, if the model takes text alone, and the examples of
         the record.
         """
-        named = self.record.examples
+        named = self.record.conformance.examples
         own = resolve(named)(self.folder, self.raw_config) if named else ()
         alone = "text" in self.record.tasks or not named
         return [Example(Prompt(tokens=self.prompt))] * alone + list(own)
@@ -209,16 +214,15 @@ class Subject:
         It ends at a placeholder, which a reference that begins anew takes for one more medium.
         """
         example = prompt if isinstance(prompt, Example) else Example(Prompt(tokens=list(prompt)))
-        ends = {*self.inputs.placeholders.values()} if self.record.examples else set[int]()
         tokens: list[int] = []
-        while len(tokens) < count and not ends & {*tokens[-1:]}:
+        while len(tokens) < count and not self.placeholders & {*tokens[-1:]}:
             tokens.append(int(self.reference_output(example, tokens)[-1].argmax()))
         return tokens
 
 
 def decodes(record: Architecture) -> bool:
     """Whether a record's model generates tokens: from text, or from the media of its examples."""
-    return "text" in record.tasks or record.examples is not None
+    return "text" in record.tasks or record.conformance.examples is not None
 
 
 def takes(function: Any, argument: str) -> bool:
@@ -265,7 +269,7 @@ def subject(
     Raises PluginError if the record has no reference or no tiny config.
     """
     record: Architecture = plugins.get("architectures", name)
-    shape = dict(record.tiny or {}) if config is None else dict(config)
+    shape = dict(record.conformance.tiny or {}) if config is None else dict(config)
     reference = references.build(record, shape, std, plugins)
     with tempfile.TemporaryDirectory() as folder:
         references.save(record, reference, shape, Path(folder))

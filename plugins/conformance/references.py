@@ -1,9 +1,9 @@
 """References: the models with which architectures are compared.
 
-A record's `reference` is one of
+`Conformance.reference` is one of
 
 - `transformers:LlamaForCausalLM`: a class with `config_class` and `save_pretrained`, built from
-  the record's `tiny` config.
+  the config `tiny`.
 - `ostro_arch_x.reference:Plain`: a `torch.nn.Module` of the plugin, built from the plugin's
   Config. The names of its state dict are those of checkpoints; called with ids [1, T] int64 it
   returns logits [1, T, V], or an object with the attribute `logits`.
@@ -43,28 +43,29 @@ def build(
     Raises PluginError if the record has no reference, or golden logits and examples; NoReference if
     the installed transformers lacks its class, or fields of its config.
     """
-    if record.reference is None or not shape:
-        lacking = "reference" if record.reference is None else "tiny config"
+    named = record.conformance.reference
+    if named is None or not shape:
+        lacking = "reference" if named is None else "tiny config"
         raise PluginError(
             f"{record.name}: its record has no {lacking}, so it cannot be tested; "
             "add one, see docs/testing.md"
         )
-    if record.reference.endswith(".safetensors"):
-        if record.examples:
+    if named.endswith(".safetensors"):
+        if record.conformance.examples:
             raise PluginError(
                 f"{record.name}: golden logits support text only, and the record has examples; "
                 "declare a reference that takes media"
             )
-        return golden.read(record.reference, std)
+        return golden.read(named, std)
     try:
-        model = construct(record, resolve(record.reference), shape, plugins)
+        model = construct(record, resolve(named), shape, plugins)
     except Exception as error:  # a class may raise any exception for fields that it does not know
         installed = version("transformers")
         if Version(installed) >= Version(TESTED):
             raise
         why = f"{type(error).__name__}: {error}"
         raise NoReference(
-            f"transformers {installed} cannot build {record.reference} ({why}); {TESTED} can"
+            f"transformers {installed} cannot build {named} ({why}); {TESTED} can"
         ) from error
     reinitialise(model, std)
     return model

@@ -64,6 +64,7 @@ if TYPE_CHECKING:
         Command,
         CommandParser,
         CommandRunner,
+        Conformance,
         Endpoint,
         Files,
         Format,
@@ -128,8 +129,8 @@ _NAMES = {
     "ostro.core.output": "OutputParserClass",
     "ostro.core.pipeline": "PipelineClass",
     "ostro.core.records": "Adapter Alias Architecture Cache Checkpoint Command CommandParser "
-    "CommandRunner Endpoint Files Format HubReference LogitsProcessor Mutant Parser Pipeline "
-    "Planner Quantizer Record Route Settings Speculator Store TensorInfo TokenizerFormat "
+    "CommandRunner Conformance Endpoint Files Format HubReference LogitsProcessor Mutant Parser "
+    "Pipeline Planner Quantizer Record Route Settings Speculator Store TensorInfo TokenizerFormat "
     "TokenizerSource resolve",
     "ostro.core.step": "Features Medium Slice Step",
     "ostro.core.store": "BlobWriter Document DocumentStore StoreOpener StoreUsage new_id",
@@ -171,6 +172,7 @@ __all__ = [
     "ConfigClass",
     "ConfigReader",
     "ConfigWriter",
+    "Conformance",
     "Container",
     "Document",
     "DocumentStore",

@@ -183,7 +183,7 @@ def serve(plugins: PluginManager) -> Iterator[Serve]:
         def run(name: str, **change: Any) -> Served:
             key = f"{name} {change}"
             if key not in kept:
-                shape = {**plugins.get("architectures", name).tiny, **change}
+                shape = {**plugins.get("architectures", name).conformance.tiny, **change}
                 made = stack.enter_context(subject(plugins, name, config=shape))
                 kept[key] = Served(made)
             return kept[key]

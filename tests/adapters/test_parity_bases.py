@@ -75,7 +75,7 @@ def floats(model: Model) -> Iterator[tuple[str, Tensor]]:
 @contextmanager
 def few_bits(plugins: PluginManager, name: str, format: str) -> Iterator[Served]:
     """An architecture quantized to a format, with a reference of the dequantized weights."""
-    shape = plugins.get("architectures", name).wide
+    shape = plugins.get("architectures", name).conformance.wide
     with subject(plugins, name, config=shape, std=SPREAD) as made:
         if format in PACKED:
             write_packed(made, *PACKED[format])
@@ -172,7 +172,7 @@ OTHERS: Mapping[str, Mapping[str, Any]] = {
 def test_quantized_models_match_dequantized_weights(
     name: str, format: str, plugins: PluginManager, tmp_path: Path
 ) -> None:
-    shape = plugins.get("architectures", name).wide
+    shape = plugins.get("architectures", name).conformance.wide
     with subject(plugins, name, config=shape, std=SPREAD) as made:
         loaded = made.load(quant=format, exact=True)
         served = Served(made, made.engine(loaded, exact=True))
@@ -202,7 +202,7 @@ def in_gguf(plugins: PluginManager, case: str, folder: Path) -> Iterator[Served]
     """An engine over a GGUF file with the layout of llama.cpp's converter."""
     file, more = folder / "model.gguf", test_gguf_more.CASES.get(case)
     name, change = test_gguf.CASES[case] if more is None else (more.name, more.changes)
-    shape = {**plugins.get("architectures", name).tiny, **change}
+    shape = {**plugins.get("architectures", name).conformance.tiny, **change}
     with subject(plugins, name, config=shape) as made:
         if more is None:
             with torch.no_grad():
@@ -236,7 +236,7 @@ def test_a_weight_that_is_stored_transposed(plugins: PluginManager, tmp_path: Pa
 def test_lengths_are_measured_again_where_weights_change(
     plugins: PluginManager, tmp_path: Path
 ) -> None:
-    shape = plugins.get("architectures", "llama").wide
+    shape = plugins.get("architectures", "llama").conformance.wide
     few = Settings(dtype="float32", quant="hqq4", exact=True)
     with subject(plugins, "llama", config=shape, std=SPREAD) as made:
         train(made.reference, tmp_path, std=0.1, **CONFIGS["dora"])

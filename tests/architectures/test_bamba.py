@@ -47,14 +47,14 @@ def plugins() -> PluginManager:
 def test_fields_out_of_range_are_refused(
     changes: dict[str, Any], message: str, plugins: PluginManager
 ) -> None:
-    tiny = plugins.get("architectures", "bamba").tiny
+    tiny = plugins.get("architectures", "bamba").conformance.tiny
     with pytest.raises(ConfigError, match=message):
         Config.from_hf({**tiny, **changes})
 
 
 def test_the_width_of_heads_is_derived(plugins: PluginManager) -> None:
     """Published files have mamba_d_head "auto" and further fields without effect."""
-    tiny = plugins.get("architectures", "bamba").tiny
+    tiny = plugins.get("architectures", "bamba").conformance.tiny
     published = {"mamba_d_head": "auto", "attn_rotary_emb": 8, "num_logits_to_keep": 1}
     config = Config.from_hf({**tiny, **published, "model_type": "bamba"})
     assert config.mixer().head_dim == 16

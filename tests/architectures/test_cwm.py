@@ -22,7 +22,7 @@ class TestCwm(ArchitectureTests):
 
     def test_rope_by_default(self, plugins: PluginManager) -> None:
         """The reference takes the rope of the published model if config.json states none."""
-        tiny = dict(plugins.get("architectures", self.name).tiny)
+        tiny = dict(plugins.get("architectures", self.name).conformance.tiny)
         del tiny["rope_parameters"]
         with subject(plugins, self.name, config={**tiny, "max_position_embeddings": 16384}) as made:
             record = plugins.get("architectures", self.name)

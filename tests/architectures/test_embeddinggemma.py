@@ -38,7 +38,7 @@ class TestEmbeddingGemma(ArchitectureTests):
     def test_one_that_looks_back_only_is_refused(self, plugins: PluginManager) -> None:
         from ostro.architectures.embeddinggemma.model import Config
 
-        tiny = plugins.get("architectures", self.name).tiny
+        tiny = plugins.get("architectures", self.name).conformance.tiny
         with pytest.raises(
             ConfigError, match="use_bidirectional_attention=false is not an encoder"
         ):
@@ -51,7 +51,8 @@ class TestEmbeddingGemma(ArchitectureTests):
             plugins.get("architectures", self.name),
             Settings(dtype="float32", exact=True),
         )
-        config = {**record.tiny, "query_pre_attn_scalar": record.tiny["head_dim"]}
+        shape = record.conformance.tiny
+        config = {**shape, "query_pre_attn_scalar": shape["head_dim"]}
         with subject(plugins, self.name, config=config) as tiny:
             convert(tiny.reference, tmp_path / "model.gguf", format, {})
             loaded = load_model(tmp_path / "model.gguf", asked, plugins)
@@ -130,7 +131,7 @@ def layers() -> tuple[Tensor, Tensor]:
 def reference() -> Any:
     plugins = PluginManager()
     plugins.load(Settings())
-    tiny = plugins.get("architectures", "embeddinggemma").tiny
+    tiny = plugins.get("architectures", "embeddinggemma").conformance.tiny
     made = Gemma3TextModel(Gemma3TextConfig(**{**tiny, "vocab_size": 304})).eval()
     reinitialise(made, 0.2)
     return made

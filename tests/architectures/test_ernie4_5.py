@@ -21,7 +21,7 @@ class TestErnie45(ArchitectureTests):
         assert published_deviation(tiny, loaded) <= BAR
 
     def test_published_models_are_tied_and_unbiased(self, plugins: PluginManager) -> None:
-        tiny = plugins.get("architectures", self.name).tiny
+        tiny = plugins.get("architectures", self.name).conformance.tiny
         shape = {**tiny, "use_bias": False, "tie_word_embeddings": True}
         with subject(plugins, self.name, config=shape) as tied:
             assert tied.off(tied.engine()) <= BAR

@@ -14,7 +14,7 @@ import pytest
 from tiny.families import REPRESENTATIVES
 
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Architecture
+from ostro.core.records import Architecture, Conformance
 from ostro.plugins.conformance import references
 from ostro.plugins.conformance.architecture import all_plugins, loaded_plugins
 from ostro.plugins.conformance.checks import has_outputs
@@ -27,19 +27,21 @@ BODY = Architecture(
     classes=("NanoChatForCausalLM",),
     config="transformers:NanoChatConfig",
     model="transformers:NanoChatForCausalLM",
-    reference="transformers:NanoChatForCausalLM",
-    wide={
-        "vocab_size": 128,
-        "hidden_size": 256,
-        "intermediate_size": 512,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 256,
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    },
+    conformance=Conformance(
+        wide={
+            "vocab_size": 128,
+            "hidden_size": 256,
+            "intermediate_size": 512,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 256,
+            "pad_token_id": 0,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+        reference="transformers:NanoChatForCausalLM",
+    ),
 )
 """A class of transformers that no plugin claims: it is found by what its config says."""
 
@@ -52,7 +54,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     plugins = loaded_plugins(metafunc.config)
     records = plugins.collect("architectures").values()
-    tested = [r for r in records if has_outputs(r) and r.wide is not None]
+    tested = [r for r in records if has_outputs(r) and r.conformance.wide is not None]
     quick = sample_formats(plugins, BODY.name)
     cells = [
         pytest.param(BODY.name, format, marks=() if format in quick else SLOW)
@@ -78,7 +80,7 @@ def grid(request: pytest.FixtureRequest) -> Iterator[Subject]:
 @contextmanager
 def body(plugins: PluginManager) -> Iterator[Subject]:
     """The subject of a record that no plugin declares."""
-    shape = dict(BODY.wide or {})
+    shape = dict(BODY.conformance.wide or {})
     reference = references.build(BODY, shape, STD, plugins)
     with TemporaryDirectory() as folder:
         references.save(BODY, reference, shape, Path(folder))

@@ -79,7 +79,7 @@ class TestGemma3Images(ImageTests):
 def tiny_config(pytestconfig: pytest.Config) -> dict[str, Any]:
     manager = PluginManager()
     manager.load()
-    return dict(manager.get("architectures", "gemma3_images").tiny)
+    return dict(manager.get("architectures", "gemma3_images").conformance.tiny)
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def references(plugins: PluginManager) -> Iterator[Callable[[str], Subject]]:
     def get(case: str) -> Subject:
         if case not in opened:
             name, changes = CASES[case]
-            config = {**plugins.get("architectures", name).tiny, **changes}
+            config = {**plugins.get("architectures", name).conformance.tiny, **changes}
             opened[case] = subject(plugins, name, config=config)
             opened[case].subject = opened[case].__enter__()
         return opened[case].subject

@@ -338,8 +338,8 @@ def loaded(file: Path, case: Case, plugins: PluginManager) -> Any:
 
 def config_of(case: Case, format: str, plugins: PluginManager) -> dict[str, Any]:
     """The tiny config; where blocks of 32 are to fit, the wide one."""
-    record = plugins.get("architectures", case.name)
-    return {**(record.tiny if format == "F32" else record.wide), **case.changes}
+    tested = plugins.get("architectures", case.name).conformance
+    return {**(tested.tiny if format == "F32" else tested.wide), **case.changes}
 
 
 @pytest.mark.sample(5)
@@ -373,8 +373,8 @@ def test_a_file_of_bert_makes_vectors(plugins: PluginManager, tmp_path: Path) ->
 
 def test_a_file_of_a_classifier_names_its_labels(plugins: PluginManager, tmp_path: Path) -> None:
     case = CASES["bert classifier"]
-    record = plugins.get("architectures", case.name)
-    shape = {**record.tiny, "id2label": {0: "bad", 1: "fair", 2: "good"}, "num_labels": 3}
+    tiny_config = plugins.get("architectures", case.name).conformance.tiny
+    shape = {**tiny_config, "id2label": {0: "bad", 1: "fair", 2: "good"}, "num_labels": 3}
     with subject(plugins, case.name, config=shape) as tiny:
         convert(tiny.reference, case, tmp_path / "model.gguf", "F32")
     with ostro.load(tmp_path / "model.gguf", device="cpu", arch=case.asked) as model:
@@ -453,7 +453,7 @@ def test_what_a_header_cannot_ask_for_is_named(
 @pytest.mark.parametrize("case", ["deepseek 2", "qwen3 next"])
 def test_transforms_are_inverted(case: str, plugins: PluginManager) -> None:
     record = plugins.get("architectures", CASES[case].name)
-    config = resolve(record.config).from_hf(record.tiny)
+    config = resolve(record.config).from_hf(record.conformance.tiny)
     changed = [p for p in resolve(record.names)(config).gguf if p.transform is not None]
     assert changed
     for pair in changed:

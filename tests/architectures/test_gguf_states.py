@@ -90,7 +90,7 @@ def convert(reference: Any, arch: str, file: Path, format: str) -> None:
 def test_logits_equal_transformers(name: str, format: str, tmp_path: Path) -> None:
     plugins = PluginManager()
     plugins.load(Settings())
-    config = {**plugins.get("architectures", name).tiny, **CHANGES[name]}
+    config = {**plugins.get("architectures", name).conformance.tiny, **CHANGES[name]}
     with subject(plugins, name, config=config) as tiny:
         convert(tiny.reference, name, tmp_path / "model.gguf", format)
         asked = Settings(dtype="float32", device="cpu", exact=True)
@@ -104,7 +104,7 @@ def test_transforms_are_inverted(name: str) -> None:
     plugins = PluginManager()
     plugins.load(Settings())
     record = plugins.get("architectures", name)
-    config = resolve(record.config).from_hf({**record.tiny, "vocab_size": 128})
+    config = resolve(record.config).from_hf({**record.conformance.tiny, "vocab_size": 128})
     changed = [p for p in resolve(record.names)(config).gguf if p.transform is not None]
     assert changed
     for pair in changed:

@@ -28,7 +28,8 @@ class TestGlm4(ArchitectureTests):
 
     def test_without_biases(self, plugins: PluginManager) -> None:
         """GLM-Z1-32B and GLM-4-32B have no biases, and rotate half a head."""
-        shape = {**plugins.get("architectures", self.name).tiny, "attention_bias": False}
+        tiny = plugins.get("architectures", self.name).conformance.tiny
+        shape = {**tiny, "attention_bias": False}
         with subject(plugins, self.name, config=shape) as plain:
             assert plain.off(plain.engine()) <= BAR
 

@@ -71,7 +71,7 @@ class TestGptOss(ArchitectureTests):
         """The hub's say how the experts are stored, and more that is of no account here."""
         from ostro.architectures.gpt_oss.model import Config
 
-        shape = dict(tiny.record.tiny or {})
+        shape = dict(tiny.record.conformance.tiny or {})
         rule = dict(shape["rope_parameters"])
         stated = {
             "model_type": "gpt_oss",

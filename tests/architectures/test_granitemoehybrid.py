@@ -50,7 +50,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_variants(name: str, plugins: PluginManager) -> None:
     """config.json as published: other names of the layer types, and fields of the training."""
-    tiny = plugins.get("architectures", "granitemoehybrid").tiny
+    tiny = plugins.get("architectures", "granitemoehybrid").conformance.tiny
     with subject(plugins, "granitemoehybrid", config={**tiny, **CHANGES[name]}) as variant:
         file = variant.folder / "config.json"
         raw = json.loads(file.read_text())
@@ -83,6 +83,6 @@ def test_variants(name: str, plugins: PluginManager) -> None:
 def test_fields_out_of_range_are_refused(
     changes: dict[str, Any], message: str, plugins: PluginManager
 ) -> None:
-    tiny = plugins.get("architectures", "granitemoehybrid").tiny
+    tiny = plugins.get("architectures", "granitemoehybrid").conformance.tiny
     with pytest.raises(ConfigError, match=message):
         Config.from_hf({**tiny, **changes})

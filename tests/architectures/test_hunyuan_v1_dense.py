@@ -45,7 +45,7 @@ class TestHunyuanV1Dense(ArchitectureTests):
         "rope", [{"rope_type": "default"}, {"rope_type": "dynamic", "factor": 2.0}]
     )
     def test_rope_without_alpha(self, plugins: PluginManager, rope: dict[str, Any]) -> None:
-        tiny = plugins.get("architectures", self.name).tiny
+        tiny = plugins.get("architectures", self.name).conformance.tiny
         shape = {**tiny, "rope_parameters": {"rope_theta": 1000.0, **rope}}
         with subject(plugins, self.name, config={**shape, "tie_word_embeddings": True}) as plain:
             assert plain.off(plain.engine()) <= BAR

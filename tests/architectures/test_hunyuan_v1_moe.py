@@ -69,7 +69,7 @@ class TestHunyuanV1Moe(ExpertLayouts, ArchitectureTests):
         assert published_deviation(tiny, loaded) <= BAR
 
     def test_one_number_for_all_layers(self, plugins: PluginManager) -> None:
-        config = {**plugins.get("architectures", self.name).tiny, "moe_topk": 2}
+        config = {**plugins.get("architectures", self.name).conformance.tiny, "moe_topk": 2}
         with subject(plugins, self.name, config=config) as other:
             logits = other.engine().runner.logits(other.prompt)
             assert deviation(logits, other.run_reference(other.prompt)) <= BAR
@@ -80,7 +80,7 @@ class TestHunyuanV1Moe(ExpertLayouts, ArchitectureTests):
     ) -> None:
         record = plugins.get("architectures", self.name)
         with pytest.raises(ConfigError, match=error):
-            resolve(record.config).from_hf({**record.tiny, **changes})
+            resolve(record.config).from_hf({**record.conformance.tiny, **changes})
 
     @pytest.mark.parametrize("field", ACCEPTED)
     def test_hostile_fields(self, field: str, plugins: PluginManager) -> None:

@@ -60,7 +60,7 @@ def plugins() -> PluginManager:
 @pytest.fixture(scope="module")
 def tiny(plugins: PluginManager) -> Iterator[Subject]:
     shape = {
-        **plugins.get("architectures", "deepseek_v3").tiny,
+        **plugins.get("architectures", "deepseek_v3").conformance.tiny,
         "vocab_size": END + 256,
         "n_group": 1,
         "topk_group": 1,

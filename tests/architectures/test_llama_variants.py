@@ -56,7 +56,7 @@ class TestLlamaVariants(ArchitectureTests):
     def test_refused_fields(self, plugins: PluginManager, field: str, value: Any) -> None:
         record = plugins.get("architectures", self.name)
         with pytest.raises(ConfigError, match=f"{field}={value} is not implemented"):
-            resolve(record.config).from_hf({**record.tiny, field: value})
+            resolve(record.config).from_hf({**record.conformance.tiny, field: value})
 
     @pytest.mark.parametrize("field", ["clip_qkv", "use_sliding_window", "num_loops"])
     def test_hostile_configs(self, tiny: Subject, tmp_path: Path, field: str) -> None:

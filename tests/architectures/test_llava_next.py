@@ -66,7 +66,7 @@ def test_published_granite_vision_is_read(plugins: PluginManager) -> None:
 
 @pytest.mark.parametrize("mode", ["average", "max"])
 def test_modes_of_pooling(plugins: PluginManager, mode: str) -> None:
-    tiny = plugins.get("architectures", "llava_next_video").tiny
+    tiny = plugins.get("architectures", "llava_next_video").conformance.tiny
     with subject(plugins, "llava_next_video", config={**tiny, "spatial_pool_mode": mode}) as made:
         assert made.off(made.engine()) <= BAR
 
@@ -95,7 +95,7 @@ def test_modes_of_pooling(plugins: PluginManager, mode: str) -> None:
     ids=str,
 )
 def test_hostile_fields_are_refused(plugins: PluginManager, change: dict[str, Any]) -> None:
-    tiny = plugins.get("architectures", "llava_next_video").tiny
+    tiny = plugins.get("architectures", "llava_next_video").conformance.tiny
     with pytest.raises(OstroError):
         VideoConfig.from_hf({**tiny, **change})
 

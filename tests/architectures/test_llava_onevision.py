@@ -50,7 +50,7 @@ def plugins() -> PluginManager:
 
 def test_published_folders_are_read(plugins: PluginManager) -> None:
     """A tied head in the text config, the tower below vision_model."""
-    tiny = plugins.get("architectures", "llava_onevision").tiny
+    tiny = plugins.get("architectures", "llava_onevision").conformance.tiny
     text = {**tiny["text_config"], "tie_word_embeddings": True}
     with subject(plugins, "llava_onevision", config={**tiny, "text_config": text}) as made:
         config = made.folder / "config.json"
@@ -84,7 +84,7 @@ def test_published_folders_are_read(plugins: PluginManager) -> None:
     ids=str,
 )
 def test_hostile_fields_are_refused(plugins: PluginManager, change: dict[str, Any]) -> None:
-    tiny = plugins.get("architectures", "llava_onevision").tiny
+    tiny = plugins.get("architectures", "llava_onevision").conformance.tiny
     with pytest.raises(OstroError):
         Config.from_hf({**tiny, **change})
 

@@ -41,7 +41,7 @@ def test_other_texts_and_towers(plugins: PluginManager, text: str, strategy: str
     """The features of Granite are scaled, those of Gemma are not. The reference does not divide
     the logits of Granite by logits_scaling, which GraniteForCausalLM does.
     """
-    shape = {**plugins.get("architectures", text).tiny, "model_type": text}
+    shape = {**plugins.get("architectures", text).conformance.tiny, "model_type": text}
     if text == "granite":
         shape["logits_scaling"] = 1.0
     change = {
@@ -55,7 +55,7 @@ def test_other_texts_and_towers(plugins: PluginManager, text: str, strategy: str
 
 
 def test_logits_of_granite_are_divided(plugins: PluginManager) -> None:
-    shape = {**plugins.get("architectures", "granite").tiny, "model_type": "granite"}
+    shape = {**plugins.get("architectures", "granite").conformance.tiny, "model_type": "granite"}
     with subject(plugins, "llava", config={**TINY, "text_config": shape}) as made:
         example = made.examples[0]
         ours = made.answer(made.engine(), example) * shape["logits_scaling"]
@@ -64,8 +64,8 @@ def test_logits_of_granite_are_divided(plugins: PluginManager) -> None:
 
 def test_every_text_has_a_record() -> None:
     for name in TEXTS:
-        record = text_record(name)
-        assert record.tiny is not None and record.reference.startswith("transformers:")
+        tested = text_record(name).conformance
+        assert tested.tiny is not None and tested.reference.startswith("transformers:")
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_keys_that_a_part_omits_have_the_defaults_of_its_class(
 
 def test_the_published_llava_interleave_is_read(plugins: PluginManager) -> None:
     """Qwen2 and SigLIP: the tower below vision_model, and a tied head in the text config."""
-    text = {**plugins.get("architectures", "qwen2").tiny, "model_type": "qwen2"}
+    text = {**plugins.get("architectures", "qwen2").conformance.tiny, "model_type": "qwen2"}
     change = {
         "text_config": {**text, "tie_word_embeddings": True},
         "vision_config": SIGLIP_TOWER,

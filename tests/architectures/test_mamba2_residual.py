@@ -21,7 +21,7 @@ def plugins() -> PluginManager:
 
 @pytest.mark.parametrize("wide", [True, False])
 def test_small_steps_are_lost_in_bfloat16_only(wide: bool, plugins: PluginManager) -> None:
-    tiny = plugins.get("architectures", "mamba2").tiny
+    tiny = plugins.get("architectures", "mamba2").conformance.tiny
     norm = Norm(Config.from_hf({**tiny, "residual_in_fp32": wide}))
     _, residual = norm(torch.full((1, 64), 256.0, dtype=torch.bfloat16))
     for _ in range(8):
@@ -33,7 +33,7 @@ def test_small_steps_are_lost_in_bfloat16_only(wide: bool, plugins: PluginManage
 
 @pytest.mark.parametrize("wide", [True, False])
 def test_the_model_uses_the_residual_dtype(wide: bool, plugins: PluginManager) -> None:
-    config = {**plugins.get("architectures", "mamba2").tiny, "residual_in_fp32": wide}
+    config = {**plugins.get("architectures", "mamba2").conformance.tiny, "residual_in_fp32": wide}
     with subject(plugins, "mamba2", config=config) as tiny:
         assert deviation(tiny.answer(tiny.engine()), tiny.expected) <= BAR
         loaded, seen = tiny.load(dtype="bfloat16"), set[torch.dtype]()

@@ -109,7 +109,7 @@ class TestMiniMaxM2(ExpertLayouts, ArchitectureTests):
     def test_layers_without_full_attention_are_refused(self, plugins: PluginManager) -> None:
         from ostro.architectures.minimax_m2.model import Config
 
-        tiny = plugins.get("architectures", self.name).tiny
+        tiny = plugins.get("architectures", self.name).conformance.tiny
         with pytest.raises(ConfigError, match="attn_type_list has layers without full attention"):
             Config.from_hf({**tiny, "attn_type_list": [1, 0]})
 

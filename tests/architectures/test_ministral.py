@@ -17,7 +17,7 @@ class TestMinistral(ArchitectureTests):
 
     def test_files_without_layer_types(self, plugins: PluginManager, tmp_path: Path) -> None:
         """Every layer has the window."""
-        tiny = dict(plugins.get("architectures", self.name).tiny)
+        tiny = dict(plugins.get("architectures", self.name).conformance.tiny)
         del tiny["layer_types"]
         with subject(plugins, self.name, config=tiny) as made:
             assert made.off(made.engine()) <= BAR

@@ -38,7 +38,7 @@ class TestMixtral(ArchitectureTests):
     def test_experts_that_cannot_be(self, plugins: PluginManager) -> None:
         from ostro.architectures.mixtral.model import Config
 
-        tiny = plugins.get("architectures", self.name).tiny
+        tiny = plugins.get("architectures", self.name).conformance.tiny
         with pytest.raises(ConfigError, match=r"num_experts_per_tok=9 is not within 1\.\.6"):
             Config.from_hf({**tiny, "num_experts_per_tok": 9})
         with pytest.raises(ConfigError, match=r"number of experts, 5000, is not within 1\.\.4096"):
@@ -48,7 +48,7 @@ class TestMixtral(ArchitectureTests):
         """Mixtral 8x7B states a coefficient of its training."""
         from ostro.architectures.mixtral.model import Config
 
-        tiny = plugins.get("architectures", self.name).tiny
+        tiny = plugins.get("architectures", self.name).conformance.tiny
         trained = {"model_type": "mixtral", "router_aux_loss_coef": 0.02, "sliding_window": None}
         assert Config.from_hf({**tiny, **trained}).window(0) == 0
 

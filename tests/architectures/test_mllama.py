@@ -112,7 +112,7 @@ class TestMllama(ImageTests):
 def tiny_config() -> dict[str, Any]:
     manager = PluginManager()
     manager.load()
-    return dict(manager.get("architectures", "mllama").tiny)
+    return dict(manager.get("architectures", "mllama").conformance.tiny)
 
 
 @pytest.mark.parametrize(

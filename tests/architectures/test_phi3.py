@@ -60,7 +60,7 @@ class TestPhi3(ArchitectureTests):
         """The head of Phi-4-mini, and the rope of Phi-3-mini-4k and Phi-4."""
         rule = {"rope_type": "default", "rope_theta": 10000.0}
         shape = {
-            **plugins.get("architectures", self.name).tiny,
+            **plugins.get("architectures", self.name).conformance.tiny,
             "rope_parameters": rule,
             "sliding_window": None,
             "tie_word_embeddings": True,
@@ -143,7 +143,7 @@ def test_gguf_files_that_are_refused(
 @pytest.mark.parametrize("scales", ["tensor", "row", "block"])
 def test_fused_tensors_in_fp8(plugins: PluginManager, tmp_path: Path, scales: str) -> None:
     """Parts of a quantized tensor are read from its storage, whatever the shape of its scales."""
-    wide = plugins.get("architectures", "phi3").wide
+    wide = plugins.get("architectures", "phi3").conformance.wide
     with subject(plugins, "phi3", config=wide) as tiny:
         weights = {
             f"{name}.weight": module.weight.data

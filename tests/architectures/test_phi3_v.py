@@ -71,7 +71,7 @@ class TestPhi3V(ImageTests):
             publish(tiny, tmp_path, {}, neither)
 
     def test_features_of_other_layers(self, plugins: PluginManager) -> None:
-        tiny = plugins.get("architectures", self.name).tiny
+        tiny = plugins.get("architectures", self.name).conformance.tiny
         for layer in (-1, 2):
             part = {**tiny["img_processor"], "layer_idx": layer, "type_feature": "patch"}
             with subject(plugins, self.name, config={**tiny, "img_processor": part}) as made:
@@ -120,7 +120,7 @@ class TestPhi3V(ImageTests):
     def test_hostile_configs_are_refused(
         self, plugins: PluginManager, change: dict[str, Any]
     ) -> None:
-        raw = {**plugins.get("architectures", self.name).tiny}
+        raw = {**plugins.get("architectures", self.name).conformance.tiny}
         for key, value in change.items():
             raw[key] = {**raw[key], **value} if value and isinstance(value, dict) else value
         with pytest.raises(ConfigError):

@@ -52,7 +52,7 @@ class TestPixtral(ArchitectureTests):
 
     def test_every_mutant_fails_parity(self, tiny: Subject, plugins: PluginManager) -> None:
         green = []
-        for mutant in resolve(str(tiny.record.mutants))():
+        for mutant in resolve(str(tiny.record.conformance.mutants))():
             with subject(plugins, "pixtral", std=mutant.std or STD) as made:
                 model = made.load().model
                 mutant.apply(model)

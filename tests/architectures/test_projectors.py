@@ -56,7 +56,7 @@ def sighted(plugins: PluginManager) -> Iterator[Subject]:
 
 
 def family(name: str, plugins: PluginManager) -> Iterator[Subject]:
-    shape = dict(plugins.get("architectures", name).tiny)
+    shape = dict(plugins.get("architectures", name).conformance.tiny)
     for part, said in CHANGES.get(name, {}).items():
         shape[part] = {**shape[part], **said}
     if name == "qwen2_audio":
@@ -71,7 +71,7 @@ def load(path: Path, plugins: PluginManager, **more: Any) -> LoadedModel:
 
 def examples(made: Subject, raw: dict[str, Any]) -> list[Example]:
     """Prompts with media as the files say that these are made ready; the first two of a family."""
-    found = resolve(str(made.record.examples))(made.folder, raw)
+    found = resolve(str(made.record.conformance.examples))(made.folder, raw)
     return [next(found), next(found)]
 
 
@@ -101,10 +101,10 @@ def test_llava_has_several_texts(
     plugins: PluginManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     monkeypatch.setitem(TYPES, "llava", (text, "mlp"))
-    tiny = dict(plugins.get("architectures", "llava").tiny)
+    tiny = dict(plugins.get("architectures", "llava").conformance.tiny)
     rope = {"rope_type": "default", "rope_theta": 10000.0}
     more = {"model_type": text, "sliding_window": None, "rope_parameters": rope}
-    tiny["text_config"] = {**plugins.get("architectures", text).tiny, **more}
+    tiny["text_config"] = {**plugins.get("architectures", text).conformance.tiny, **more}
     with subject(plugins, "llava", config=tiny) as made:
         write_pair(made, tmp_path)
         loaded = load(tmp_path, plugins)

@@ -63,7 +63,7 @@ def published(tiny: dict[str, Any]) -> dict[str, Any]:
 def test_published_folders_are_read(plugins: PluginManager) -> None:
     with subject(plugins, "qwen2_vl") as made:
         config = made.folder / "config.json"
-        tiny = dict(plugins.get("architectures", "qwen2_vl").tiny)
+        tiny = dict(plugins.get("architectures", "qwen2_vl").conformance.tiny)
         config.write_text(json.dumps(published(tiny)))
         file = made.folder / "model.safetensors"
         tensors = {}
@@ -101,7 +101,7 @@ TEXT = {
     "key", ["depth", "embed_dim", "hidden_size", "mlp_ratio", "num_heads", "hidden_act"]
 )
 def test_hostile_fields_are_refused(plugins: PluginManager, key: str, value: Any) -> None:
-    tiny = plugins.get("architectures", "qwen2_vl").tiny
+    tiny = plugins.get("architectures", "qwen2_vl").conformance.tiny
     with pytest.raises(OstroError):
         Config.from_hf({**tiny, "vision_config": {**tiny["vision_config"], key: value}})
 

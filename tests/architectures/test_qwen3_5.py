@@ -93,7 +93,7 @@ def test_published_files(name: str, root: str, stacked: bool, plugins: PluginMan
     ],
 )
 def test_hostile_fields_are_refused(field: str, value: Any, plugins: PluginManager) -> None:
-    tiny = plugins.get("architectures", "qwen3_5_moe").tiny
+    tiny = plugins.get("architectures", "qwen3_5_moe").conformance.tiny
     with pytest.raises(OstroError):
         SparseConfig.from_hf({**tiny, field: value})
 
@@ -112,13 +112,13 @@ def test_hostile_fields_are_refused(field: str, value: Any, plugins: PluginManag
     ids=str,
 )
 def test_other_variants_are_refused(changes: dict[str, Any], plugins: PluginManager) -> None:
-    tiny = plugins.get("architectures", "qwen3_5_moe").tiny
+    tiny = plugins.get("architectures", "qwen3_5_moe").conformance.tiny
     with pytest.raises(ConfigError, match=next(iter(changes))):
         SparseConfig.from_hf({**tiny, **changes})
 
 
 def test_a_quarter_of_a_head_is_rotated_by_default(plugins: PluginManager) -> None:
-    tiny = plugins.get("architectures", "qwen3_5").tiny
+    tiny = plugins.get("architectures", "qwen3_5").conformance.tiny
     assert Config.from_hf(tiny).rope_parameters["partial_rotary_factor"] == 0.25
     given = {"rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": 0.5}}
     assert Config.from_hf({**tiny, **given}).rope_parameters["partial_rotary_factor"] == 0.5

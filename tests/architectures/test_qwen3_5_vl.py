@@ -61,7 +61,7 @@ def test_published_files(name: str, stacked: bool, plugins: PluginManager) -> No
 
 
 def changed(plugins: PluginManager, name: str, part: str, **fields: Any) -> dict[str, Any]:
-    tiny = plugins.get("architectures", name).tiny
+    tiny = plugins.get("architectures", name).conformance.tiny
     return {**tiny, f"{part}_config": {**tiny[f"{part}_config"], **fields}}
 
 
@@ -84,7 +84,7 @@ def changed(plugins: PluginManager, name: str, part: str, **fields: Any) -> dict
 def test_sections_that_do_not_fit_are_refused(
     rope: dict[str, Any], message: str, plugins: PluginManager
 ) -> None:
-    tiny = plugins.get("architectures", "qwen3_5_vl").tiny
+    tiny = plugins.get("architectures", "qwen3_5_vl").conformance.tiny
     given = {**tiny["text_config"]["rope_parameters"], **rope}
     with pytest.raises(ConfigError, match=message):
         Config.from_hf(changed(plugins, "qwen3_5_vl", "text", rope_parameters=given))

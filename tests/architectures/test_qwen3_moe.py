@@ -24,7 +24,7 @@ class TestQwen3Moe(ArchitectureTests):
 
     @pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
     def test_configs_that_differ(self, changes: dict[str, Any], plugins: PluginManager) -> None:
-        config = {**plugins.get("architectures", self.name).tiny, **changes}
+        config = {**plugins.get("architectures", self.name).conformance.tiny, **changes}
         with subject(plugins, self.name, config=config) as made:
             logits = made.engine().runner.logits(made.prompt)
             assert deviation(logits, made.run_reference(made.prompt)) <= BAR
@@ -44,6 +44,6 @@ class TestQwen3Moe(ArchitectureTests):
     ) -> None:
         from ostro.architectures.qwen3_moe.model import Config
 
-        tiny = plugins.get("architectures", self.name).tiny
+        tiny = plugins.get("architectures", self.name).conformance.tiny
         with pytest.raises(ConfigError, match=said):
             Config.from_hf({**tiny, **changes})

@@ -82,13 +82,13 @@ def test_a_stack_of_another_shape_is_an_error(plugins: PluginManager) -> None:
 @pytest.mark.parametrize("value", [-1, 0, 1 << 40, "x", [7, "y"], 1.5], ids=str)
 @pytest.mark.parametrize("key", [*MIXTURE, "norm_topk_prob", "decoder_sparse_step"])
 def test_hostile_fields_are_refused(plugins: PluginManager, key: str, value: Any) -> None:
-    tiny = plugins.get("architectures", "qwen3_vl_moe").tiny
+    tiny = plugins.get("architectures", "qwen3_vl_moe").conformance.tiny
     with pytest.raises(OstroError):
         Config.from_hf({**tiny, "text_config": {**tiny["text_config"], key: value}})
 
 
 def test_weights_without_renormalisation_are_refused(plugins: PluginManager) -> None:
-    tiny = plugins.get("architectures", "qwen3_vl_moe").tiny
+    tiny = plugins.get("architectures", "qwen3_vl_moe").conformance.tiny
     raw = {**tiny, "text_config": {**tiny["text_config"], "norm_topk_prob": False}}
     with pytest.raises(ConfigError, match="norm_topk_prob=false"):
         Config.from_hf(raw)

@@ -26,7 +26,7 @@ def plugins() -> PluginManager:
 
 def raw(plugins: PluginManager, name: str, **changes: dict[str, Any]) -> dict[str, Any]:
     """A family's tiny config.json, with other values in its parts."""
-    tiny = plugins.get("architectures", name).tiny
+    tiny = plugins.get("architectures", name).conformance.tiny
     parts = {
         part: {**tiny[part], **changes.get(part, {})} for part in ("text_config", "vision_config")
     }
@@ -135,7 +135,7 @@ def test_a_patch_of_another_shape_is_refused(plugins: PluginManager) -> None:
 def test_the_texts_part_is_read_from_gguf(
     plugins: PluginManager, name: str, arch: str, tmp_path: Path
 ) -> None:
-    shape = {**plugins.get("architectures", name).tiny, "use_sliding_window": False}
+    shape = {**plugins.get("architectures", name).conformance.tiny, "use_sliding_window": False}
     with subject(plugins, name, config=shape) as made:
         file = tmp_path / "text.gguf"
         convert(made, arch, file)

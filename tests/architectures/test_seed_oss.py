@@ -18,7 +18,8 @@ class TestSeedOss(ArchitectureTests):
     name = "seed_oss"
 
     def test_published_biases(self, plugins: PluginManager) -> None:
-        shape = {**plugins.get("architectures", self.name).tiny, "attention_out_bias": False}
+        tiny = plugins.get("architectures", self.name).conformance.tiny
+        shape = {**tiny, "attention_out_bias": False}
         with subject(plugins, self.name, config=shape) as published:
             assert published.off(published.engine()) <= BAR
 

@@ -66,7 +66,7 @@ class TestSiglip(ArchitectureTests):
         assert deviation(seen(model), alone) <= BAR / 10
 
     def test_every_mutant_fails_parity(self, tiny: Subject, plugins: PluginManager) -> None:
-        green, found = [], list(resolve(str(tiny.record.mutants))())
+        green, found = [], list(resolve(str(tiny.record.conformance.mutants))())
         for mutant in found:
             with subject(plugins, "siglip", std=mutant.std or STD) as made:
                 model = made.load().model

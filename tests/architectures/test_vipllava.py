@@ -20,7 +20,7 @@ class TestVipLlava(ImageTests):
     prompted = staticmethod(prompted)
 
     def test_the_key_of_older_files_is_read(self, plugins: PluginManager) -> None:
-        tiny = dict(plugins.get("architectures", "vipllava").tiny)
+        tiny = dict(plugins.get("architectures", "vipllava").conformance.tiny)
         assert tiny.pop("vision_feature_layer") == LAYERS["vision_feature_layer"]
         config = Config.from_hf({**tiny, "vision_feature_layers": [-2, -1, 1, 2]})
         assert config.vision_feature_layer == (3, 4, 1, 2)
@@ -49,6 +49,6 @@ class TestVipLlava(ImageTests):
     def test_hostile_fields_are_refused(
         self, plugins: PluginManager, change: dict[str, Any]
     ) -> None:
-        tiny = plugins.get("architectures", "vipllava").tiny
+        tiny = plugins.get("architectures", "vipllava").conformance.tiny
         with pytest.raises(OstroError):
             Config.from_hf({**tiny, **change})

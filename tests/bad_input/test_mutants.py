@@ -149,7 +149,7 @@ def uqff_mutants(folder: Path, seed: int) -> Callable[[int], None]:
 
 def write_uqff(plugins: PluginManager, folder: Path) -> None:
     """A llama whose matrices have formats in turns."""
-    wide = dict(plugins.get("architectures", "llama").wide)
+    wide = dict(plugins.get("architectures", "llama").conformance.wide)
     known = makers(plugins)
     with subject(plugins, "llama", config=wide) as tiny:
         state = tiny.reference.state_dict()

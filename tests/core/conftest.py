@@ -19,7 +19,7 @@ from ostro.plugins.conformance.parity import Subject, subject
 class Site:
     """A folder on sys.path, into which wheels of one module are installed."""
 
-    head = "from ostro import Architecture, LogitsProcessor, Route, errors, hookimpl\n"
+    head = "from ostro import Architecture, Conformance, LogitsProcessor, Route, errors, hookimpl\n"
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -31,6 +31,7 @@ GIVEN = (
     records.Format,
     records.TensorInfo,
     records.TokenizerSource,
+    records.Conformance,
     records.Mutant,
     records.Settings,
     records.RequestBody,
@@ -80,7 +81,9 @@ def test_every_field_of_every_record_is_described(record: type) -> None:
 
 
 def default(value: object) -> str:
-    return re.sub("'", '"', repr(value))
+    """The source of a default; a dataclass as a default has the defaults of its fields."""
+    made = dataclasses.is_dataclass(value)
+    return f"{type(value).__name__}()" if made else re.sub("'", '"', repr(value))
 
 
 def test_what_all_records_share_is_described() -> None:

@@ -42,8 +42,9 @@ def plugins() -> PluginManager:
 def make_bare(folder: Path, name: str, plugins: PluginManager, **changes: Any) -> Any:
     """Save the bare decoder of an architecture's tiny config, with a tokenizer."""
     record = plugins.get("architectures", name)
-    cls = getattr(transformers, record.reference.removeprefix("transformers:"))
-    config = cls.config_class(**deepcopy({**record.tiny, "pad_token_id": 0, **changes}))
+    tested = record.conformance
+    cls = getattr(transformers, tested.reference.removeprefix("transformers:"))
+    config = cls.config_class(**deepcopy({**tested.tiny, "pad_token_id": 0, **changes}))
     decoder = cls(config).base_model.eval().float()
     reinitialise(decoder, 0.1)
     decoder.save_pretrained(folder)
@@ -55,8 +56,9 @@ def bare_families() -> Iterator[str]:
     manager = PluginManager()
     manager.load(Settings())
     for name, record in manager.collect("architectures").items():
-        if {*record.tasks} >= {"text", "embed"} and not record.examples and record.classes:
-            if (record.reference or "").startswith("transformers:"):
+        tested = record.conformance
+        if {*record.tasks} >= {"text", "embed"} and not tested.examples and record.classes:
+            if (tested.reference or "").startswith("transformers:"):
                 yield name
 
 

@@ -28,7 +28,7 @@ PLUGINS = all_plugins()
 NAMES = sorted(
     name
     for name, record in PLUGINS.collect("architectures").items()
-    if record.tiny and has_outputs(record)
+    if record.conformance.tiny and has_outputs(record)
 )
 
 

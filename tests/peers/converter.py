@@ -96,7 +96,7 @@ def compare_media(tiny: Subject, folder: Path) -> float:
     loaded = load_model(folder, Settings(dtype="float32", device="cpu"), tiny.plugins)
     if loaded.architecture.name != tiny.name:
         raise ConfigError(f"loaded as {loaded.architecture.name}")
-    made = resolve(tiny.record.examples)(tiny.folder, loaded.raw_config)
+    made = resolve(tiny.record.conformance.examples)(tiny.folder, loaded.raw_config)
     engine, found = tiny.engine(loaded), []
     with suppress(Unsupported):  # videos, which follow the images
         for example in made:

@@ -243,7 +243,7 @@ def test_mixtures_have_the_formats_of_llama_quantize(
     name: str, llama_cpp: Path, plugins: PluginManager, tmp_path: Path
 ) -> None:
     record, changes = SHAPES[name]
-    wide = {**plugins.get("architectures", record).wide, "vocab_size": 320, **changes}
+    wide = {**plugins.get("architectures", record).conformance.wide, "vocab_size": 320, **changes}
     types = {each: LlamaFileType[f"MOSTLY_{each}"] for each in MIXTURES}
     with subject(plugins, record, config=wide) as tiny:
         make_tokenizer().save(str(tiny.folder / "tokenizer.json"))

@@ -147,7 +147,7 @@ def families(plugins: PluginManager) -> dict[str, Architecture]:
 
 def class_of(record: Architecture) -> str:
     """The class of transformers that saves a record's models; "" if there is none."""
-    reference = record.reference or ""
+    reference = record.conformance.reference or ""
     if record.name in CORRECTED:
         return record.classes[0]
     return reference.removeprefix(PREFIX) if reference.startswith(PREFIX) else ""
@@ -155,7 +155,7 @@ def class_of(record: Architecture) -> str:
 
 def published(name: str, record: Architecture) -> dict[str, Any]:
     """The tiny config of a record, with the keys and values of published files."""
-    config = older(record.tiny or {})
+    config = older(record.conformance.tiny or {})
     if name in FLAT:
         config = {**config.pop("text_config"), **config}
         sections = config["rope_scaling"]["mrope_section"]

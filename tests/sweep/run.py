@@ -131,8 +131,9 @@ def reference(cls: Any, plugins: PluginManager, folder: Path) -> torch.Tensor:
 def claimed(name: str, plugins: PluginManager) -> Iterator[Mapping[str, Any]]:
     """The tiny config of the architecture that claims a class and has it as its reference."""
     for record in plugins.collect("architectures").values():
-        if name in record.classes and record.reference == f"transformers:{name}" and record.tiny:
-            yield record.tiny
+        tested = record.conformance
+        if name in record.classes and tested.reference == f"transformers:{name}" and tested.tiny:
+            yield tested.tiny
 
 
 def describe(error: BaseException) -> str:

@@ -30,7 +30,7 @@ ALIASES = dict.fromkeys(("num_experts", "num_local_experts"), "number of experts
 
 def assert_parity(plugins: PluginManager, name: str, changes: Mapping[str, Any]) -> None:
     """The tiny model with changed fields gives the logits of the reference."""
-    config = {**plugins.get("architectures", name).tiny, **changes}
+    config = {**plugins.get("architectures", name).conformance.tiny, **changes}
     with subject(plugins, name, config=config) as other:
         logits = other.engine().runner.logits(other.prompt)
         assert deviation(logits, other.run_reference(other.prompt)) <= BAR
@@ -45,7 +45,7 @@ def accepted(plugins: PluginManager, name: str, field: str) -> set[str]:
     record, found = plugins.get("architectures", name), set[str]()
     for label, value in HOSTILE.items():
         try:
-            config = resolve(record.config).from_hf({**record.tiny, field: value})
+            config = resolve(record.config).from_hf({**record.conformance.tiny, field: value})
             with torch.device("meta"):
                 resolve(record.model)(config)
         except ConfigError as error:

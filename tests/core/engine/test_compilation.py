@@ -53,7 +53,8 @@ def new_kernels(name: str, quant: str, requests: int) -> tuple[int, list[str]]:
     """
     plugins = PluginManager()
     plugins.load()
-    config = {**plugins.get("architectures", name).tiny, "max_position_embeddings": 1024}
+    tiny = plugins.get("architectures", name).conformance.tiny
+    config = {**tiny, "max_position_embeddings": 1024}
     with (
         record_launches("sm_90") as launches,
         cuda_kernels(),

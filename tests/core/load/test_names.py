@@ -19,7 +19,7 @@ PLUGINS.load(Settings())
 ARCHITECTURES = {
     record.name: record
     for record in PLUGINS.collect("architectures").values()
-    if record.names is not None and record.tiny is not None
+    if record.names is not None and record.conformance.tiny is not None
 }
 SPACES = [
     pytest.param(record, space, id=f"{name}-{space}")
@@ -31,7 +31,7 @@ SPACES = [
 
 def tensors(record: Architecture) -> tuple[Names, dict[str, tuple[int, ...]]]:
     """The name spaces of an architecture, and its tiny model's tensors with their shapes."""
-    config = resolve(record.config).from_hf(record.tiny)
+    config = resolve(record.config).from_hf(record.conformance.tiny)
     model = resolve(record.model)(config)
     shapes = {
         slot.name if slot.kind == "tensor" else f"{slot.name}.weight": slot.shape

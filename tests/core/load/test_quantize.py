@@ -154,7 +154,7 @@ def test_routers_stay_and_experts_do_not(mixtral: Subject) -> None:
 
 def test_rows_that_are_no_whole_blocks_are_reported(plugins: PluginManager) -> None:
     record = plugins.get("architectures", "llama")
-    shape = {**record.wide, "intermediate_size": 96}
+    shape = {**record.conformance.wide, "intermediate_size": 96}
     from ostro.plugins.conformance.parity import subject
 
     with subject(plugins, "llama", config=shape) as odd:
@@ -205,7 +205,8 @@ def test_weights_are_brought_to_another_format_in_place(
 
 
 def test_the_quick_grid_has_every_format_somewhere(plugins: PluginManager) -> None:
-    names = [name for name, record in plugins.collect("architectures").items() if record.wide]
+    records = plugins.collect("architectures")
+    names = [name for name, record in records.items() if record.conformance.wide]
     met = {format for name in names for format in sample_formats(plugins, name)}
     assert met == set(formats(plugins))
 

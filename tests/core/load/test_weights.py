@@ -179,7 +179,7 @@ def test_a_format_without_a_reader_is_named(folder: Folder) -> None:
 
 @pytest.fixture(scope="module")
 def tied(plugins: PluginManager) -> Iterator[Subject]:
-    config = {**plugins.get("architectures", "llama").tiny, "tie_word_embeddings": True}
+    config = {**plugins.get("architectures", "llama").conformance.tiny, "tie_word_embeddings": True}
     with subject(plugins, "llama", config=config) as made:
         yield made
 

@@ -92,6 +92,18 @@ BROKEN = {
         ARCHITECTURE.replace("trunk=False", "classes='MineForCausalLM'"),
         r"classes is 'MineForCausalLM', expected tuple\[str, ...\]",
     ),
+    "malforms a reference": (
+        ARCHITECTURE.replace("trunk=False", "conformance=Conformance(reference='no colon')"),
+        r"the field conformance\.reference is 'no colon', expected Import",
+    ),
+    "tests with no config": (
+        ARCHITECTURE.replace("trunk=False", "conformance=Conformance(wide=[('hidden_size', 8)])"),
+        r"the field conformance\.wide is \[.*, expected Mapping",
+    ),
+    "tests with a mapping": (
+        ARCHITECTURE.replace("trunk=False", "conformance={'tiny': {}}"),
+        "the field conformance is {'tiny': {}}, expected Conformance",
+    ),
     "malforms an import string": (ARCHITECTURE.replace("x.y:M", "no colon"), "model is 'no colon'"),
     "speaks a newer API": (
         ARCHITECTURE.replace("(0, 2)", "(0, 3)"),

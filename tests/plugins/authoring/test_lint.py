@@ -59,8 +59,8 @@ SPOILT = [
         "@hookimpl(wrapper=True)\n",
         "error: ostro_architectures is a hook wrapper",
     ),
-    (RECORD, "tiny=TINY", "tinny=TINY", "error: Architecture has no field 'tinny'; nearest: tiny"),
-    (RECORD, "        tiny=TINY,\n", "", "error: no `tiny`: without a small config"),
+    (RECORD, "tiny=TINY", "tinny=TINY", "error: Conformance has no field 'tinny'; nearest: tiny"),
+    (RECORD, "            tiny=TINY,\n", "", "error: no `tiny`: without a small config"),
     (RECORD, 'name="arcee",', "", "error: Architecture needs the field 'name'"),
     (RECORD, 'name="arcee"', '"arcee"', "error: Architecture takes keywords only"),
     (RECORD, 'name="arcee"', "name=3", "error: Architecture.name is 3, expected str"),
@@ -73,16 +73,35 @@ SPOILT = [
         RECORD,
         '"transformers:Arcee',
         '"no_such_thing:Arcee',
-        "warning: Architecture.reference na",
+        "warning: Conformance.reference na",
     ),
     (RECORD, '"transformers:Arcee', '"ostro.core.nn.mlp:Arcee', "which is not public"),
     (RECORD, '"transformers:ArceeForCausalLM"', f'"{ARCEE}:gold.safetensors"', "there is no file"),
-    (RECORD, '        reference="transformers:ArceeForCausalLM",\n', "", "warning: no `reference`"),
+    (
+        RECORD,
+        '            reference="transformers:ArceeForCausalLM",\n',
+        "",
+        "warning: no `reference`",
+    ),
+    (
+        RECORD,
+        "conformance=Conf",
+        'reference="no_such_thing:A", conformance=Conf',
+        "warning: Architecture.reference na",
+    ),
+    (
+        RECORD,
+        "conformance=Conf",
+        "tiny=TINY, conformance=Conf",
+        "warning: tiny=... is deprecated as an argument of ostro.Architecture; write conformance="
+        "Conformance(tiny=...)",
+    ),
+    (RECORD, "conformance=Conformance(", "conformance=dict(", "0 errors, 0 warnings"),
     (RECORD, "from ostro import Ar", "import torch\nfrom ostro import Ar", "error: `import torch`"),
     (
         RECORD,
-        "import Architecture, hook",
-        "import Architecture, nn, hook",
+        "import Architecture, Con",
+        "import Architecture, nn, Con",
         "from ostro import nn`",
     ),
     (RECORD, "TINY = {", f"from {ARCEE} import model\nTINY = {{", "error: `import torch`"),
@@ -179,13 +198,34 @@ def test_an_old_member_is_named(
         ("nn.MLP(2, 3, approximate='tanh')", "has no argument 'approximate'; use the activation"),
         ("Kernel(name='x', call='y', lays='z')", "has no argument 'lays'; use layout"),
         ("nn.Remembers", "old.py:3: ostro.nn exports no 'Remembers'; write ostro.nn.CachedLayer"),
+        ("record.wide", "ostro.Architecture has no 'wide'; write record.conformance.wide"),
     ],
 )
 def test_an_old_use_is_named(line: str, said: str, project: Path, plugin: Plugin) -> None:
-    head = "from ostro import Kernel, Step, nn\ndef use(own: nn.Linear, step: 'Step') -> object:\n"
+    arguments = "own: nn.Linear, step: 'Step', record: Architecture"
+    head = f"from ostro import Architecture, Kernel, Step, nn\ndef use({arguments}) -> object:\n"
     (project / ARCEE / "old.py").write_text(f"{head}    return {line}\n")
     ran = plugin("check", project)
     assert ran.code == 1 and said in ran.out and ran.out.count("error:") == 1, ran.out
+
+
+@pytest.mark.parametrize(
+    ("line", "todo"),
+    [
+        ("Architecture(name='x', tiny=TINY, wide=TINY)", "Conformance(tiny=..., wide=...)"),
+        ("replace(llama, name='x', mutants='a:b')", "replace(llama.conformance, mutants=...)"),
+    ],
+)
+def test_the_old_arguments_of_an_architecture_are_deprecated(
+    line: str, todo: str, project: Path, plugin: Plugin
+) -> None:
+    head = "from dataclasses import replace\nfrom ostro import Architecture, Conformance\n"
+    new = f"NEW = replace(Conformance(tiny=TINY), reference='a:b')\nOLD = {line}\n"
+    (project / ARCEE / "old.py").write_text(head + new)
+    ran = plugin("check", project)
+    said = f"is deprecated as an argument of ostro.Architecture; write conformance={todo}"
+    assert ran.code == 0 and f"warning: {ARCEE}/old.py:4: " in ran.out and said in ran.out
+    assert "0 errors, 1 warning" in ran.out
 
 
 def test_names_of_a_plugin_are_no_old_members(project: Path, plugin: Plugin) -> None:

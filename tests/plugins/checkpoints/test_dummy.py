@@ -61,7 +61,7 @@ def test_any_config_makes_a_model_that_runs(
     name: str, plugins: PluginManager, tmp_path: Path
 ) -> None:
     record = plugins.get("architectures", name)
-    config = {**record.tiny, "architectures": list(record.classes)}
+    config = {**record.conformance.tiny, "architectures": list(record.classes)}
     (tmp_path / "config.json").write_text(json.dumps(config))
     settings = Settings(dtype="float32", device="cpu", dummy_weights=str(tmp_path))
     loaded = load_model(tmp_path, settings, plugins)

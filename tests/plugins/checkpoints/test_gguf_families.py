@@ -36,7 +36,7 @@ def plugins() -> PluginManager:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_family_is_written_as_another(name: str, plugins: PluginManager, tmp_path: Path) -> None:
     architecture, changes = FAMILIES[name]
-    tiny_config = plugins.get("architectures", name).tiny
+    tiny_config = plugins.get("architectures", name).conformance.tiny
     config = {**(tiny_config or {}), "vocab_size": 320, **changes}
     with subject(plugins, name, config=config) as tiny:
         make_tokenizer().save(str(tiny.folder / "tokenizer.json"))

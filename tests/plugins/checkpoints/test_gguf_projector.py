@@ -37,7 +37,7 @@ def plugins() -> PluginManager:
 
 
 def shape(plugins: PluginManager, name: str, **vision: Any) -> dict[str, Any]:
-    tiny = plugins.get("architectures", name).tiny
+    tiny = plugins.get("architectures", name).conformance.tiny
     assert tiny is not None
     text = {**tiny["text_config"], "vocab_size": 320}
     return {**tiny, "text_config": text, "vision_config": {**tiny["vision_config"], **vision}}
@@ -62,7 +62,8 @@ def test_both_files_are_the_model_of_the_folder(plugins: PluginManager, tmp_path
         assert loaded.architecture.name == "qwen2_vl"
         stated = loaded.raw_config["preprocessor_config"]
         assert (stated["min_pixels"], stated["max_pixels"]) == (8**2, 40**2)
-        example = next(iter(resolve(tiny.record.examples)(tiny.folder, loaded.raw_config)))
+        examples = resolve(tiny.record.conformance.examples)
+        example = next(iter(examples(tiny.folder, loaded.raw_config)))
         prompt = example.prompt
         assert prompt.items
         logits = tiny.engine(loaded).runner.logits(

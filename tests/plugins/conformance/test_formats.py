@@ -148,7 +148,7 @@ def test_weights_that_stay_floats_are_detected(
 
 def test_a_weight_that_does_not_fit_a_format_is_detected(plugins: PluginManager) -> None:
     record = plugins.get("architectures", "llama")
-    shape = {**record.wide, "intermediate_size": 96}
+    shape = {**record.conformance.wide, "intermediate_size": 96}
     with (
         subject(plugins, "llama", config=shape) as odd,
         pytest.raises(AssertionError, match="96 columns are not a multiple"),
@@ -177,9 +177,10 @@ def test_bits_without_a_gain_in_quality_are_detected(
 
 def test_a_format_from_outside_is_in_the_grid(plugins: PluginManager) -> None:
     records = plugins.collect("architectures").values()
+    wide = [record.name for record in records if record.conformance.wide]
     assert FORMAT in formats.formats(plugins)
     assert FORMAT not in formats.formats(all_plugins())
-    assert any(FORMAT in sample_formats(plugins, record.name) for record in records if record.wide)
+    assert any(FORMAT in sample_formats(plugins, name) for name in wide)
 
 
 @pytest.mark.parametrize("format", [FORMAT, "q4k"])

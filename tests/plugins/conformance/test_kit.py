@@ -15,7 +15,7 @@ import pytest
 
 from ostro.core.errors import PluginError
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Architecture, Settings
+from ostro.core.records import Architecture, Conformance, Settings
 from ostro.plugins.conformance import golden, mutants, references
 from ostro.plugins.conformance.architecture import ArchitectureTests
 from ostro.plugins.conformance.checks import checks_of
@@ -89,7 +89,7 @@ def test_a_reference_may_be_golden_logits(tmp_path: Path) -> None:
 
 
 BODY = """
-from ostro import Architecture, hookimpl
+from ostro import Architecture, Conformance, hookimpl
 
 
 @hookimpl
@@ -100,17 +100,19 @@ def ostro_architectures():
         classes=("NanoChatForCausalLM",),
         config="transformers:NanoChatConfig",
         model="transformers:NanoChatForCausalLM",
-        reference="transformers:NanoChatForCausalLM",
-        tiny={
-            "vocab_size": 128,
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 256,
-            "eos_token_id": None,
-        },
+        conformance=Conformance(
+            tiny={
+                "vocab_size": 128,
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "max_position_embeddings": 256,
+                "eos_token_id": None,
+            },
+            reference="transformers:NanoChatForCausalLM",
+        ),
     )
 """
 
@@ -135,12 +137,14 @@ def test_golden_logits_know_no_media(tmp_path: Path) -> None:
         api=(0, 2),
         config="a:b",
         model="a:b",
-        tiny={"hidden_size": 8},
-        reference="macaw:golden.safetensors",
-        examples="macaw.examples:examples",
+        conformance=Conformance(
+            tiny={"hidden_size": 8},
+            reference="macaw:golden.safetensors",
+            examples="macaw.examples:examples",
+        ),
     )
     with pytest.raises(PluginError, match="golden logits support text only"):
-        references.build(record, dict(record.tiny or {}), SMALL, PluginManager())
+        references.build(record, dict(record.conformance.tiny or {}), SMALL, PluginManager())
 
 
 def test_golden_logits_that_are_not_of_these_weights_are_refused(

@@ -330,7 +330,7 @@ def test_a_file_of_every_format_says_what_its_weights_say(tmp_path: Path) -> Non
     formats = sorted(plugin.FORMATS - {"Q2_0", "Q8_1"})  # of which gguf does not know the sizes
     plugins, settings = PluginManager(), Settings(dtype="float32", device="cpu", exact=True)
     plugins.load(settings)
-    wide = {**plugins.get("architectures", "qwen3").wide, "num_hidden_layers": 4}
+    wide = {**plugins.get("architectures", "qwen3").conformance.wide, "num_hidden_layers": 4}
     with subject(plugins, "qwen3", config=wide) as tiny:
         write(tiny.reference, tmp_path / "m.gguf", formats)
         model = load_model(tmp_path / "m.gguf", settings, plugins)

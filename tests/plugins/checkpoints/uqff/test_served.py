@@ -55,7 +55,7 @@ def residual(tiny: Subject) -> dict[str, Tensor]:
 
 
 def wide(name: str, plugins: PluginManager) -> dict[str, Any]:
-    return dict(plugins.get("architectures", name).wide)
+    return dict(plugins.get("architectures", name).conformance.wide)
 
 
 def answers(tiny: Subject, folder: Path, plain: Path) -> float:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from ostro import Architecture, hookimpl
+from ostro import Architecture, Conformance, hookimpl
 
 
 @hookimpl
@@ -12,14 +12,16 @@ def ostro_architectures() -> Iterable[Architecture]:
         api=(0, 2),
         config="parrot.model:Config",
         model="parrot.model:Model",
-        reference="parrot.reference:Plain",
-        tiny={
-            "vocab_size": 128,
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 256,
-        },
+        conformance=Conformance(
+            tiny={
+                "vocab_size": 128,
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "max_position_embeddings": 256,
+            },
+            reference="parrot.reference:Plain",
+        ),
     )

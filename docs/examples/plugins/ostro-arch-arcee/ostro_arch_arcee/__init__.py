@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from ostro import Architecture, hookimpl
+from ostro import Architecture, Conformance, hookimpl
 
 TINY = {
     "vocab_size": 128,
@@ -26,8 +26,10 @@ def ostro_architectures() -> Iterable[Architecture]:
         classes=("ArceeForCausalLM",),
         config=f"{__name__}.model:Config",
         model=f"{__name__}.model:Model",
-        tiny=TINY,
-        wide=WIDE,
-        reference="transformers:ArceeForCausalLM",
-        mutants=f"{__name__}.mutants:mutants",
+        conformance=Conformance(
+            tiny=TINY,
+            wide=WIDE,
+            reference="transformers:ArceeForCausalLM",
+            mutants=f"{__name__}.mutants:mutants",
+        ),
     )
