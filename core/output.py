@@ -62,12 +62,15 @@ class OutputParser(Protocol):
         choice: ToolChoice,
         parallel: bool,
         controls: Mapping[str, int] | None = None,
+        *,
+        answer: bool = False,
     ) -> str:
-        """The grammar of an output, in llguidance's Lark.
+        """The grammar of an output, in llguidance's Lark: reasoning, and text or calls.
 
         With "auto" text is free until a call begins. `parallel` allows more than one call.
-        `controls` are the ids of the control tokens. Raises Unsupported for what the notation
-        cannot constrain.
+        `controls` are the ids of the control tokens. With `answer` the output is calls, or a text
+        that satisfies the grammar `@answer`; `tools` may be empty. Raises Unsupported for what the
+        notation cannot constrain.
         """
 
 
@@ -87,5 +90,7 @@ class OutputParserClass(Protocol):
         parallel: bool,
         controls: Mapping[str, int] | None = None,
         /,
+        *,
+        answer: bool = False,
     ) -> str:
         """The grammar of an output, in llguidance's Lark."""

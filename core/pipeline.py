@@ -304,6 +304,21 @@ class TextPipeline(Protocol):
         """Sampling from fields of `Sampling`; other fields have the model's defaults."""
         ...
 
+    def chat_sampling(
+        self,
+        sampling: Sampling,
+        prompt: Sequence[int],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template: str | None = None,
+        thinking_budget: int | None = None,
+    ) -> Sampling:
+        """The sampling of an answer in a chat, with the logits processors of its notation.
+
+        A grammar constrains its text alone. Reasoning has at most `thinking_budget` tokens.
+        """
+        ...
+
     def new_parser(
         self,
         prompt: Sequence[int],

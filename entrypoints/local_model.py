@@ -187,6 +187,8 @@ class LocalModel(LocalPipelines):
         *,
         adapters: Adapters = (),
         parse_special: bool = True,
+        chat: bool = False,
+        thinking_budget: int | None = None,
         **sampling: Any,
     ) -> Generator[Piece]:
         """Yield the answer to a prompt while it is generated, one item per token.
@@ -195,15 +197,22 @@ class LocalModel(LocalPipelines):
         as over HTTP. The answer satisfies `schema` (a JSON schema, a pydantic model or a type), or
         matches `regex`, `choice`, or a grammar: `lark`, `gbnf`, `yacc`, `structural_tag`.
         `adapters` are names, or scales by name: {"sql": 0.5, "style": 0.7}. `parse_special` is that
-        of `prompt`. Closing the generator aborts the request. Several streams may be open at once.
+        of `prompt`. With `chat` a schema or grammar constrains the text behind the reasoning, which
+        has at most `thinking_budget` tokens; without it, the whole output. Closing the generator
+        aborts the request. Several streams may be open at once.
         Raises UsageError, RequestError or AdapterError.
         """
-        text = self.text
+        text, refs = self.text, adapter_refs(adapters)
         rules = text.sampling(sampling)
         if rules.prompt_logprobs is not None:
             raise UsageError("prompt_logprobs: use logits(), which returns all positions")
         prompt = self.prompt(x, adapters=adapters, parse_special=parse_special)
-        continued = text.prepare(prompt, rules, adapters=adapter_refs(adapters))
+        if chat or thinking_budget is not None:
+            template = self.template_of(refs)
+            rules = text.chat_sampling(
+                rules, prompt.tokens, template=template, thinking_budget=thinking_budget
+            )
+        continued = text.prepare(prompt, rules, adapters=refs)
         ended: set[int] = set()
         with closing(self.local.generate(continued.request)) as outputs:
             for output in outputs:
@@ -225,13 +234,15 @@ class LocalModel(LocalPipelines):
         tools: Sequence[Any] | None = None,
         options: Mapping[str, Any] | None = None,
         adapters: Adapters = (),
+        thinking_budget: int | None = None,
         **sampling: Any,
     ) -> CompletionChoice:
         """Answer a conversation. The answer has `text`, `reasoning` and `tool_calls`.
 
         `tools` are OpenAI's: {"type": "function", "function": {"name", "parameters"}}. `options`
-        are variables of the chat template, such as {"enable_thinking": False}. `sampling` is that
-        of `stream`, without n. Raises what `stream` raises.
+        are variables of the chat template, such as {"enable_thinking": False}. Reasoning has at
+        most `thinking_budget` tokens. `sampling` is that of `stream`, without n; a grammar
+        constrains the text alone. Raises what `stream` raises.
         """
         text, refs = self.text, adapter_refs(adapters)
         rules = text.sampling(sampling)
@@ -239,6 +250,9 @@ class LocalModel(LocalPipelines):
             raise UsageError("n: chat() returns one answer; call it again for another")
         prompt = self.prompt(messages, tools=tools, adapters=adapters, **(options or {}))
         template = self.template_of(refs)
+        rules = text.chat_sampling(
+            rules, prompt.tokens, tools=tools, template=template, thinking_budget=thinking_budget
+        )
         make = text.new_parser(prompt.tokens, tools=tools, template=template)
         continued = text.prepare(prompt, rules, adapters=refs, parser=make)
         builder = ChoiceBuilder()

@@ -716,6 +716,10 @@ PLUGINS: Mapping[str, Mapping[str, Change]] = {
         ),
     },
     "plugins/parsers/turn.py": {
+        "a-constrained-text-excludes-calls": (
+            "({write_answer(cls, rules)} | {begin} {calls})",
+            "({write_answer(cls, rules)})",
+        ),
         "space-before-a-marker-is-text": (
             "emit(text if exact else text.rstrip())",
             "emit(text)",
@@ -811,10 +815,32 @@ PLUGINS: Mapping[str, Mapping[str, Change]] = {
             "if wanted is not None and prompt + wanted >= context:",
         ),
     },
-    "plugins/pipelines/text/structure.py": {
-        "marker-of-the-request-is-replaced": (
-            'if markers is None or not isinstance(held, dict) or "after" in held:',
-            "if markers is None or not isinstance(held, dict):",
+    "plugins/logits/reasoning_budget/processor.py": {
+        "one-more-token-of-reasoning": (
+            "if not self.inside or self.spent < self.budget.tokens or",
+            "if not self.inside or self.spent <= self.budget.tokens or",
+        ),
+        "a-character-is-cut": (" or is_cut(self.tail):", ":"),
+        "drafts-are-kept": ("progress = copy(progress)", "progress = progress"),
+        "reasoning-that-the-model-begins-is-not-limited": (
+            "Progress(budget, budget.open)",
+            "Progress(budget, True)",
+        ),
+    },
+    "plugins/pipelines/text/parsing.py": {
+        "every-model-may-begin-with-reasoning": (
+            "kind = self.kind if self.reasons else",
+            "kind = self.kind if True else",
+        ),
+        "reasoning-of-the-prompt-is-constrained": (
+            "if kind.reasoning and opens(prompt_end, kind.reasoning):",
+            "if False:",
+        ),
+    },
+    "plugins/pipelines/text/prepare.py": {
+        "a-grammar-of-the-whole-output-is-enclosed": (
+            "answer is not None and (",
+            "False and (",
         ),
     },
     "plugins/pipelines/text/tools.py": {
@@ -946,8 +972,8 @@ ENTRYPOINTS: Mapping[str, Mapping[str, Change]] = {
     },
     "entrypoints/api/openai/bodies.py": {
         "newer-name-of-a-limit-is-ignored": (
-            "if self.max_completion_tokens is None:",
-            "if self.max_tokens is None:",
+            'one_of(self, "max_completion_tokens", "max_tokens")',
+            "self.max_tokens",
         ),
     },
     "entrypoints/api/openai/text.py": {

@@ -160,7 +160,10 @@ class TextRequest(ModelTarget, kw_only=True):
 
 
 class ChatRequest(TextRequest, kw_only=True):
-    """A conversation that the assistant continues."""
+    """A conversation that the assistant continues.
+
+    `thinking_budget` limits the tokens of the reasoning, which then ends and the answer begins.
+    """
 
     messages: str | list[Message]
     logprobs: bool | None = None
@@ -169,6 +172,7 @@ class ChatRequest(TextRequest, kw_only=True):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
+    thinking_budget: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

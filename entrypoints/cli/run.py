@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from ostro.core.errors import RequestError, Unsupported, UsageError
 from ostro.entrypoints.cli import writes_unicode
 from ostro.entrypoints.cli.chat.adapters import parse_choice
-from ostro.entrypoints.cli.chat.answers import make_prompt, print_answer
+from ostro.entrypoints.cli.chat.answers import make_prompt, print_answer, stream_answer
 from ostro.entrypoints.cli.chat.attachments import (
     read_attachment,
     read_piped,
     split_inputs,
 )
-from ostro.entrypoints.cli.chat.base_model import report_base_model
+from ostro.entrypoints.cli.chat.base_model import continues_text, report_base_model
 from ostro.entrypoints.cli.chat.conversation import Conversation, user_message
 from ostro.entrypoints.cli.chat.display import open_display
 from ostro.entrypoints.cli.options import (
@@ -97,6 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --raw: control tokens in the text are text (default: they become tokens)",
     )
     add("--think", action=argparse.BooleanOptionalAction, help="enable or disable reasoning")
+    add("--thinking-budget", type=int, metavar="N", help="most tokens of reasoning (default: all)")
     add_sampling_options(group, *SAMPLING)
 
 
@@ -287,6 +288,8 @@ def make_conversation(args: argparse.Namespace) -> Conversation:
     applied = args.apply or [entry.partition("=")[0] for entry in args.adapters]
     values = {name: getattr(args, name) for name in SAMPLING}
     checked = {**values, "n": args.choices, "logprobs": args.logprobs}
+    if args.thinking_budget is not None and args.thinking_budget < 0:
+        raise UsageError(f"--thinking-budget {args.thinking_budget} is negative")
     if args.max_tokens == 0:
         raise UsageError("-n 0 generates nothing; use at least 1")
     try:
@@ -299,6 +302,7 @@ def make_conversation(args: argparse.Namespace) -> Conversation:
     return Conversation(
         system=args.system,
         think=args.think,
+        thinking_budget=args.thinking_budget,
         parse_special=not args.no_parse_special,
         sampling={name: x for name, x in values.items() if x not in (None, [])},
         adapters=dict(parse_choice(word) for word in applied),
@@ -325,6 +329,7 @@ def check_raw(args: argparse.Namespace) -> None:
     given = {
         "--system": args.system is not None,
         "--think": args.think is not None,
+        "--thinking-budget": args.thinking_budget is not None,
         "--chat-template": args.chat_template is not None,
     }
     for option, used in given.items():
@@ -345,9 +350,10 @@ def check_input(args: argparse.Namespace) -> None:
 def print_answers(model: LocalModel, args: argparse.Namespace, conversation: Conversation) -> None:
     """Print all answers to -i, as text or as JSON: index, text, tokens, finish and logprobs."""
     prompt = make_prompt(model, conversation, raw=args.raw)
-    rules = {**conversation.sampling, "n": args.choices or 1, "logprobs": args.logprobs}
+    plain = continues_text(model, conversation, raw=args.raw)
+    rules = {"n": args.choices or 1, "logprobs": args.logprobs}
     answers: dict[int, list[Piece]] = {}
-    for piece in model.stream(prompt, adapters=conversation.adapters, **rules):
+    for piece in stream_answer(model, conversation, prompt, plain=plain, **rules):
         answers.setdefault(piece.index, []).append(piece)
     for index, pieces in sorted(answers.items()):
         text, tokens = "".join(piece.text for piece in pieces), pieces[:-1]

@@ -71,14 +71,21 @@ def schema_of(tool: Tool, exact: bool) -> Mapping[str, Any]:
     """
     if not exact and not tool.strict:
         return {"type": "object"}
-    return tool.parameters or NO_PARAMETERS
+    return {**options_of(tool), **(tool.parameters or NO_PARAMETERS)}
+
+
+def options_of(tool: Tool) -> dict[str, Any]:
+    """The options of the schemas of a tool: only strict ones need a grammar of each keyword."""
+    return {} if tool.strict else {"x-guidance": {"lenient": True}}
 
 
 def parameters_of(tool: Tool) -> list[tuple[str, Any, bool]]:
     """The names and schemas of the parameters of a tool, and whether they are required."""
     properties = tool.parameters.get("properties") or {}
     required = tool.parameters.get("required") or ()
-    shared = {name: tool.parameters[name] for name in DEFINITIONS if name in tool.parameters}
+    shared = options_of(tool) | {
+        name: tool.parameters[name] for name in DEFINITIONS if name in tool.parameters
+    }
     return [
         (name, {**schema, **shared} if isinstance(schema, Mapping) else schema, name in required)
         for name, schema in properties.items()

@@ -27,6 +27,8 @@ from ostro.plugins.parsers.lark import Rules
 
 OPEN, CLOSE = "\ud800", "\ud801"
 """Enclose control tokens in the output that is held. Text contains no surrogates."""
+SPACE = r"(/[ \n]{1,2}/)?"
+"""White space behind reasoning, in grammars."""
 CONTROL = re.compile(f"{OPEN}[^{CLOSE}]*{CLOSE}")
 T = TypeVar("T")
 Reader = Generator[None, None, T]
@@ -186,15 +188,24 @@ class TurnParser:
         choice: ToolChoice,
         parallel: bool,
         controls: Mapping[str, int] | None = None,
+        *,
+        answer: bool = False,
     ) -> str:
         """The grammar of an output. Reasoning may precede its text and calls."""
         rules, exact = Rules(controls or {}), choice != "auto"
         chosen = [x for x in tools if isinstance(choice, str) or x.name in choice]
+        thought = cls.write_reasoning(rules)
+        space = SPACE if cls.reasoning and not cls.after_reasoning else ""
+        if not chosen:
+            return rules.grammar(f"{thought} {space} {write_answer(cls, rules)}")
         calls = rules.rule(cls.write_calls(rules, chosen, exact, parallel))
-        begin, thought = cls.write_begin(rules, exact), cls.write_reasoning(rules)
+        begin = cls.write_begin(rules, exact or answer)
         if exact:
-            space = "" if cls.after_reasoning else r"(/[ \n]{1,2}/)?"
             return rules.grammar(f"{thought} {space} {begin} {calls}")
+        if answer:
+            return rules.grammar(
+                f"{thought} {space} ({write_answer(cls, rules)} | {begin} {calls})"
+            )
         before, behind, between = map(rules.text, cls.answer)
         if not before:
             return rules.grammar(f"{thought} (TEXT | {rules.until(cls.begins[0])} {calls})")
@@ -274,6 +285,14 @@ class TurnParser:
         """Consume this many characters of what is held."""
         taken, self.held = self.held[:size], self.held[size:]
         return taken
+
+
+def write_answer(kind: type[TurnParser], rules: Rules) -> str:
+    """A text that satisfies the grammar `@answer`, and the markers around it, for grammars."""
+    before, behind, _ = map(rules.text, kind.answer)
+    if not before and len(kind.drops) == 2:  # a pair of tags that some answers have
+        before, behind = (f"({rules.text(tag)})?" for tag in kind.drops)
+    return f"{before} @answer {behind}"
 
 
 @lru_cache(maxsize=1024)

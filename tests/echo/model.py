@@ -42,7 +42,11 @@ def make_tokenizer() -> Tokenizer:
 
 
 def served_echo(tokenizer: OstroTokenizer, **fields: Any) -> ServedModel:
-    """The model "echo" as pipelines see it, with a chat template unless `fields` say otherwise."""
+    """The model "echo" as pipelines see it, with a chat template unless `fields` say otherwise.
+
+    It accepts budgets of reasoning, and ignores them as all logits processors.
+    """
+    fields.setdefault("processors", frozenset({"reasoning_budget"}))
     if "template" not in fields:
         fields["template"] = load_template(tokenizer)
     return ServedModel(

@@ -25,7 +25,8 @@ EXTENSIONS = ModelTarget.extensions | frozenset(
     "top_k min_p typical_p repetition_penalty dry_multiplier dry_base dry_allowed_length "
     "dry_penalty_last_n dry_sequence_breakers min_tokens max_total_tokens ignore_eos "
     "stop_token_ids include_stop_str_in_output cache_salt priority speculate prompt_logprobs "
-    "chat_template_kwargs add_generation_prompt continue_final_message processors "
+    "chat_template_kwargs add_generation_prompt continue_final_message thinking_budget "
+    "thinking_token_budget thinking_budget_tokens processors "
     "logits_processors response_format grammar json_schema guided_json guided_regex guided_choice "
     "guided_grammar structured_outputs".split()
 )
@@ -51,7 +52,8 @@ class PromptCacheOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
 class ChatBody(ChatRequest, kw_only=True):
     """A conversation that the assistant continues.
 
-    `max_completion_tokens` is the newer name of `max_tokens`.
+    `max_completion_tokens` is the newer name of `max_tokens`. `thinking_token_budget` (vLLM) and
+    `thinking_budget_tokens` (llama.cpp) are other names of `thinking_budget`.
     """
 
     accepted: ClassVar[Mapping[str, str]] = {
@@ -83,6 +85,8 @@ class ChatBody(ChatRequest, kw_only=True):
     metadata: Metadata | None = None
     service_tier: str | None = None
     max_completion_tokens: int | None = None
+    thinking_token_budget: int | None = None
+    thinking_budget_tokens: int | None = None
     modalities: list[Literal["text", "audio"]] | None = None
     prompt_cache_key: str | None = None
     prompt_cache_options: PromptCacheOptions | None = None
@@ -106,14 +110,13 @@ class ChatBody(ChatRequest, kw_only=True):
                 f"service_tier {self.service_tier!r:.40}: the server has one tier; use auto",
                 param="service_tier",
             )
-        if self.max_completion_tokens is None:
-            return self
-        if self.max_tokens not in (None, self.max_completion_tokens):
-            raise RequestError(
-                "max_tokens and max_completion_tokens differ; use max_completion_tokens",
-                param="max_completion_tokens",
-            )
-        return replace(self, max_tokens=self.max_completion_tokens)
+        return replace(
+            self,
+            max_tokens=one_of(self, "max_completion_tokens", "max_tokens"),
+            thinking_budget=one_of(
+                self, "thinking_budget", "thinking_token_budget", "thinking_budget_tokens"
+            ),
+        )
 
 
 class CompletionBody(CompletionRequest, kw_only=True):
@@ -140,6 +143,14 @@ class CompletionBody(CompletionRequest, kw_only=True):
         if self.stream and self.best_of is not None and self.best_of > (self.n or 1):
             raise RequestError("best_of greater than n cannot be streamed", param="best_of")
         return self
+
+
+def one_of(body: ChatBody, *names: str) -> int | None:
+    """The value of a field that has several names. Raises RequestError if they differ."""
+    given = {name: x for name in names if (x := getattr(body, name)) is not None}
+    if len(set(given.values())) > 1:
+        raise RequestError(f"{' and '.join(given)} differ; use {names[0]}", param=names[0])
+    return next(iter(given.values()), None)
 
 
 def check_stream(body: ChatBody | CompletionBody) -> None:

@@ -6,7 +6,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -121,7 +121,7 @@ def generate(
     plain = continues_text(model, conversation, raw=raw)
     parser = None if plain else model.parser(prompt, adapters=conversation.adapters)
     guard = None if "max_tokens" in conversation.sampling else RepetitionGuard()
-    stream = model.stream(prompt, adapters=conversation.adapters, **conversation.sampling)
+    stream = stream_answer(model, conversation, prompt, plain=plain)
     with closing(stream):
         try:
             for piece in stream:
@@ -139,6 +139,20 @@ def generate(
     if parser is not None:
         for part in named(parser, parser.finish()):
             yield record(answer, part)
+
+
+def stream_answer(
+    model: LocalModel, conversation: Conversation, prompt: Prompt, *, plain: bool, **sampling: Any
+) -> Generator[Piece]:
+    """Yield the answer to a prompt; with `plain` its continuation as a text without reasoning."""
+    return model.stream(
+        prompt,
+        adapters=conversation.adapters,
+        chat=not plain,
+        thinking_budget=conversation.thinking_budget,
+        **conversation.sampling,
+        **sampling,
+    )
 
 
 def parts_of(parser: OutputParser | None, piece: Piece, model: LocalModel) -> Iterable[Part]:

@@ -30,6 +30,7 @@ class Conversation(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     `sampling` are fields of `Sampling`; the model's defaults apply to the others. `adapters` are
     scales by name. `think` enables or disables reasoning; None is the template's default.
+    `thinking_budget` limits its tokens.
     `parse_special` converts control tokens in text without a template. `model` is the name of the
     model, in a file only.
     """
@@ -37,6 +38,7 @@ class Conversation(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
     system: str | None = None
     think: bool | None = None
+    thinking_budget: int | None = None
     parse_special: bool = True
     sampling: dict[str, Any] = {}
     adapters: dict[str, float] = {}

@@ -61,6 +61,10 @@ def chat_request(request: CountTokensRequest) -> ChatRequest:
         "chat_template_kwargs": template_options(request),
         "logits_processors": processors_of(request.output_config),
     }
+    if isinstance(request.thinking, ThinkingEnabled):
+        fields["thinking_budget"] = request.thinking.budget_tokens
+    elif isinstance(request.thinking, ThinkingDisabled):
+        fields["reasoning_effort"] = "none"
     if isinstance(request, MessagesRequest):
         fields |= {name: getattr(request, own) for own, name in SAMPLING.items()}
     if messages[-1]["role"] == "assistant":

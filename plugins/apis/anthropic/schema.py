@@ -206,7 +206,7 @@ Display = Literal["summarized", "omitted"]
 
 
 class ThinkingEnabled(Strict, kw_only=True, tag_field="type", tag="enabled"):
-    """The model thinks. Chat templates that can limit the thinking receive the budget."""
+    """The model thinks, at most `budget_tokens` tokens."""
 
     budget_tokens: Annotated[int, Meta(ge=1024)]
     display: Display | None = None
@@ -219,7 +219,7 @@ class ThinkingAdaptive(Strict, kw_only=True, tag_field="type", tag="adaptive"):
 
 
 class ThinkingDisabled(Strict, kw_only=True, tag_field="type", tag="disabled"):
-    """The model does not think, if its chat template has the option."""
+    """The model does not think."""
 
     display: None = None
 

@@ -66,6 +66,8 @@ def reasoning_fields(
         check_think(think, template, entry.id)
     read = SWITCHES if template is None else SWITCHES & template.features.variables
     fields: dict[str, Any] = {"chat_template_kwargs": dict.fromkeys(sorted(read), bool(think))}
+    if not think and not read:  # reasoning ends at once
+        return {EFFORT: "none"}
     return {**fields, EFFORT: think} if isinstance(think, str) else fields
 
 
@@ -78,8 +80,4 @@ def check_think(think: bool | str, template: ChatTemplate, model: str) -> None:
         raise Unsupported(
             f"think={think!r}: the chat template of {model} reads no effort; use true or false",
             param="think",
-        )
-    if not think and able and not SWITCHES & variables:
-        raise Unsupported(
-            f"think=false: the chat template of {model} cannot disable reasoning", param="think"
         )

@@ -1,10 +1,12 @@
-"""Grammars in Lark's syntax: the options of llguidance that ostro cannot honour."""
+"""Grammars in Lark's syntax: their JSON schemas, and options that ostro cannot honour."""
 
 from __future__ import annotations
 
+import json
 import re
 
 from ostro.errors import RequestError
+from ostro.plugins.logits.grammar.schema import WHITESPACE, read_schema
 
 QUOTED = re.compile(
     r'"(?:\\.|[^"\\\n])*"'  # a text
@@ -19,7 +21,40 @@ REASONS = {
 }
 
 
-def check_lark(text: str) -> None:
+JSON = re.compile(rf"{QUOTED.pattern}|(?P<json>%json\s*)")
+DECODER = json.JSONDecoder()
+
+
+def read_lark(text: str) -> str:
+    """A grammar whose `%json` are schemas as `read_schema` returns them.
+
+    Those with llguidance's option `lenient` lose the keywords that no grammar expresses.
+
+    Raises RequestError for a schema as `read_schema`, and for an option of a rule that ostro does
+    not honour.
+    """
+    check_options(text)
+    parts, begin, position = list[str](), 0, 0
+    while match := JSON.search(text, position):
+        position = match.end()
+        if match["json"] is None:
+            continue
+        try:
+            schema, end = DECODER.raw_decode(text, position)
+        except (ValueError, RecursionError):
+            continue  # llguidance states the fault
+        lenient = isinstance(schema, dict) and schema.get("x-guidance") == {"lenient": True}
+        if lenient:
+            del schema["x-guidance"]
+        checked = read_schema(schema, lenient=lenient)
+        options = {"x-guidance": {"whitespace_pattern": WHITESPACE}}
+        checked = {**options, **({} if checked is True else checked)}
+        parts += [text[begin:position], json.dumps(checked)]
+        begin = position = end
+    return "".join([*parts, text[begin:]])
+
+
+def check_options(text: str) -> None:
     """Raise RequestError for an option of a rule that ostro does not honour."""
     bare = QUOTED.sub(" ", text)
     if found := OPTION.search(bare):

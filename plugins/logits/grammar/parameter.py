@@ -19,8 +19,10 @@ KINDS: Mapping[str, type | tuple[type, ...]] = {
 }
 """The notations of a grammar, with the type of each."""
 
-OPTIONS = frozenset({"after", "field"})
-"""Keys beside the grammar: the marker after which it begins, and the field that errors name."""
+OPTIONS = frozenset({"after", "outer", "field"})
+"""Keys beside the grammar: the marker after which it begins, a grammar in Lark of the whole output,
+in which it is `@answer`, and the field that errors name.
+"""
 
 MAX_TEXT = 1 << 18
 """The most characters of a grammar; the most bytes of a parameter, a schema for example."""
@@ -43,7 +45,7 @@ def check_parameter(parameter: Any) -> None:
     if unknown or len(kinds) != 1:
         found = ", ".join([*kinds, *unknown]) or "nothing"
         raise RequestError(
-            f"{field}: expected one of {', '.join(KINDS)}, and `after` at most; found {found}",
+            f"{field}: expected one of {', '.join(KINDS)}, and `after` or `outer`; found {found}",
             param=field,
         )
     kind = kinds[0]
@@ -60,6 +62,11 @@ def check_parameter(parameter: Any) -> None:
             f"{field}: after is {describe(marker)}; expected a text of 1..{MAX_MARKER} characters",
             param=field,
         )
+    outer = parameter.get("outer")
+    if outer is not None and not (isinstance(outer, str) and "@answer" in outer):
+        raise RequestError(f"{field}: outer is {describe(outer)}; {EXPECTED['outer']}", param=field)
+    if outer is not None:
+        check_text(outer, "outer", field)
 
 
 def field_of(parameter: Any) -> str:
@@ -104,9 +111,10 @@ EXPECTED: Mapping[str, str] = {
     "choice": "expected a list of texts",
     "gbnf": "expected a grammar in the syntax of llama.cpp, with a rule `root`",
     "yacc": "expected a grammar in the syntax of Yacc, with rules after `%%`",
+    "outer": "expected a grammar in the syntax of Lark whose rules refer to @answer",
     "structural_tag": "expected an object with `structures` and `triggers`, or with `format`",
 }
-"""What each notation expects, for errors."""
+"""What each notation and `outer` expect, for errors."""
 
 
 def describe(value: Any) -> str:

@@ -21,6 +21,10 @@ ONE = ("items", "additionalItems", "additionalProperties")
 SEVERAL = ("anyOf", "oneOf", "allOf", "prefixItems")
 NAMED = ("properties", "patternProperties", "$defs", "definitions")
 """Keywords with one schema, with a list of them, and with schemas by name."""
+BRANCHES = ("anyOf", "oneOf", "allOf")
+OPENING = ("additionalProperties", "patternProperties", "const", "enum")
+"""Keywords that state which other properties there are, or whole values."""
+OF_OBJECTS = ("properties", "required", "minProperties", "maxProperties", *OPENING)
 COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 TEXTS = ("pattern", "format", "$ref", "$anchor", "$schema", "$id")
@@ -72,6 +76,11 @@ DRAFTS = tuple(
     )
 )
 FORMATS = tuple("date-time time date duration email hostname ipv4 ipv6 uuid uri".split())
+WHITESPACE = r"(?: |\r?\n\n?[ \t]{0,40})"
+"""White space in JSON, wherever it is allowed: a space, or a line break and an indentation.
+
+It ends, since a model may write nothing else for ever.
+"""
 MAX_COUNT = 1_000_000
 """The largest limit on a length or on a number of items or properties."""
 MAX_DEPTH = 100
@@ -82,13 +91,15 @@ CLOSE = 0.85
 """Similarity of a misspelled keyword to the right one (difflib)."""
 
 
-def read_schema(schema: Any) -> Any:
+def read_schema(schema: Any, *, lenient: bool = False) -> Any:
     """Check a schema; return it in the form that llguidance accepts, with the same meaning.
 
-    Raises RequestError with the path of the fault.
+    Objects whose properties are listed get no others, unless `additionalProperties` allows them: a
+    model that may go on adding properties may never end. With `lenient` keywords and formats that
+    are not supported are left out. Raises RequestError with the path of the fault.
     """
     check_depth(schema)
-    return Reader(schema).read()
+    return Reader(schema, lenient).read()
 
 
 def check_depth(value: Any) -> None:
@@ -110,12 +121,18 @@ def members(value: Any) -> Iterator[Any]:
 class Reader:
     """Reads one schema, from its root and through its references."""
 
-    def __init__(self, root: Any) -> None:
-        self.root = root
+    def __init__(self, root: Any, lenient: bool = False) -> None:
+        self.root, self.lenient = root, lenient
         self.anchors: dict[str, str] = {}
         self.pending: list[str] = ["#"]
         self.referred: dict[str, str] = {}
         self.done: set[str] = set()
+        self.objects: list[dict[str, Any]] = []
+        """Schemas that list properties."""
+        self.branches: dict[int, list[Any]] = {}
+        """The schemas that a schema's values satisfy, too, by the identity of the schema."""
+        self.combined: list[Any] = []
+        """Schemas whose values satisfy others, too: these may allow properties of their own."""
 
     def read(self) -> Any:
         """Check all schemas that are reached; return the schema for llguidance."""
@@ -123,6 +140,7 @@ class Reader:
         while self.pending:
             pointer = self.pending.pop()
             self.schema(self.resolve(pointer, self.referred.get(pointer, "#")), pointer)
+        self.close_objects()
         if self.root is False:
             raise RequestError("#: the schema is false, which no answer satisfies")
         return self.root
@@ -147,14 +165,40 @@ class Reader:
             raise fault(path, f"a schema is {describe(schema)}; expected an object or a boolean")
         if schema.get("uniqueItems") is False:
             del schema["uniqueItems"]
+        if self.lenient:
+            drop_unsupported(schema)
         for keyword in schema:
             check_keyword(keyword, path)
         self.check_values(schema, path)
         self.check_pairs(schema, path)
         for inner, name in subschemas(schema, path):
             self.schema(inner, name)
+        self.note_parts(schema, path)
         if "oneOf" in schema and "anyOf" not in schema and self.exclusive(schema["oneOf"], path):
             relax_one_of(schema)
+
+    def note_parts(self, schema: dict[str, Any], path: str) -> None:
+        """Record the properties of a schema, and the schemas that its values satisfy, too."""
+        if lists_properties(schema):
+            self.objects.append(schema)
+        parts = [each for keyword in BRANCHES for each in schema.get(keyword, ())]
+        if "$ref" in schema:
+            parts.append(self.target({"$ref": schema["$ref"]}, path))
+        self.branches[id(schema)] = parts
+        both = len(schema.get("allOf", ())) + sum(name in schema for name in ("anyOf", "oneOf"))
+        if both + ("$ref" in schema) + (not schema.keys().isdisjoint(OF_OBJECTS)) > 1:
+            self.combined += parts
+
+    def close_objects(self) -> None:
+        """Allow no properties but those that are listed, except in schemas that are combined."""
+        combined = set[int]()
+        while self.combined:
+            if id(schema := self.combined.pop()) not in combined:
+                combined.add(id(schema))
+                self.combined += self.branches.get(id(schema), ())
+        for schema in self.objects:
+            if id(schema) not in combined and not self.branches[id(schema)]:
+                schema["additionalProperties"] = False
 
     def check_values(self, schema: dict[str, Any], path: str) -> None:
         """Raise RequestError for a keyword's value that is no valid one."""
@@ -238,6 +282,30 @@ class Reader:
             reference: str = schema["$ref"]
             schema = self.resolve(self.anchors.get(reference[1:], reference), path)
         return schema
+
+
+def lists_properties(schema: dict[str, Any]) -> bool:
+    """Whether a schema lists properties, and leaves open whether there are others."""
+    if "properties" not in schema or not schema.keys().isdisjoint(OPENING):
+        return False
+    names = schema["properties"].keys()
+    return names >= set(schema.get("required", ())) and len(names) >= schema.get("minProperties", 0)
+
+
+def drop_unsupported(schema: dict[str, Any]) -> None:
+    """Remove keywords and formats that no grammar expresses."""
+    dropped = [keyword for keyword in schema if is_unknown(keyword)]
+    if schema.get("format", FORMATS[0]) not in FORMATS:
+        dropped.append("format")
+    for keyword in dropped:
+        del schema[keyword]
+
+
+def is_unknown(keyword: str) -> bool:
+    """Whether a keyword is not supported, or a misspelled one."""
+    return keyword in UNSUPPORTED or (
+        keyword not in KNOWN and bool(get_close_matches(keyword, KNOWN, 1, CLOSE))
+    )
 
 
 def check_keyword(keyword: str, path: str) -> None:

@@ -11,17 +11,12 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from ostro.errors import RequestError
-from ostro.plugins.logits.grammar.lark import check_lark
+from ostro.plugins.logits.grammar.lark import read_lark
 from ostro.plugins.logits.grammar.literal import quote
-from ostro.plugins.logits.grammar.schema import read_schema
+from ostro.plugins.logits.grammar.schema import WHITESPACE, read_schema
 from ostro.plugins.logits.grammar.tags import tags_to_lark
 from ostro.plugins.logits.grammar.yacc import yacc_to_lark
 
-WHITESPACE = r"(?: |\r?\n\n?[ \t]{0,40})"
-"""White space in JSON, wherever it is allowed: a space, or a line break and an indentation.
-
-It ends, since a model may write nothing else for ever.
-"""
 OBJECT = {"type": "object"}
 
 
@@ -39,11 +34,17 @@ def write_source(parameter: Mapping[str, Any], tokens: SpecialTokens) -> str:
     Raises RequestError for what the notation does not allow.
     """
     grammars = write_grammars(parameter, tokens)
-    if parameter.get("after") is not None:
-        # A grammar refers to others by their names, and the first is the one that begins.
-        grammars[0]["name"] = "answer"
-        grammars = [{"lark_grammar": delay(parameter["after"], tokens)}, *grammars]
+    if (outer := parameter.get("outer")) is not None:
+        grammars = enclose("answer", grammars, read_lark(outer))
+    if (marker := parameter.get("after")) is not None:
+        grammars = enclose("rest", grammars, delay(marker, tokens))
     return json.dumps({"grammars": grammars})
+
+
+def enclose(name: str, grammars: list[dict[str, Any]], lark: str) -> list[dict[str, Any]]:
+    """Grammars that begin with one in Lark, which refers to the first of the others as `@name`."""
+    first, *others = grammars
+    return [{"lark_grammar": lark}, {**first, "name": name}, *others]
 
 
 def write_grammars(parameter: Mapping[str, Any], tokens: SpecialTokens) -> list[dict[str, Any]]:
@@ -57,8 +58,7 @@ def write_grammars(parameter: Mapping[str, Any], tokens: SpecialTokens) -> list[
     if "structural_tag" in parameter:
         return tags_to_lark(parameter["structural_tag"], tokens.special, schema_grammar)
     if "lark" in parameter:
-        check_lark(parameter["lark"])
-        return [{"lark_grammar": parameter["lark"]}]
+        return [{"lark_grammar": read_lark(parameter["lark"])}]
     if "yacc" in parameter:
         return [{"lark_grammar": yacc_to_lark(parameter["yacc"])}]
     return [{"lark_grammar": gbnf_lark(parameter["gbnf"])}]
@@ -103,7 +103,7 @@ def gbnf_lark(text: str) -> str:
 
 
 def delay(marker: str, tokens: SpecialTokens) -> str:
-    """A grammar of free output up to a marker, and of the grammar `answer` after it.
+    """A grammar of free output up to a marker, and of the grammar `rest` after it.
 
     The free part may contain any token but those that end an answer. A marker that is no control
     token is found in the text, wherever the tokens are cut.
@@ -111,5 +111,5 @@ def delay(marker: str, tokens: SpecialTokens) -> str:
     if marker in tokens.special:
         id = tokens.special[marker]
         excluded = ",".join(map(str, sorted({id, *tokens.ends})))
-        return f"start: <[^{excluded}]>* <[{id}]> @answer"
-    return f"start: free @answer\nfree[lazy]: /(?s:.*)/ {quote(marker)}"
+        return f"start: <[^{excluded}]>* <[{id}]> @rest"
+    return f"start: free @rest\nfree[lazy]: /(?s:.*)/ {quote(marker)}"

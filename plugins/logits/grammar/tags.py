@@ -12,7 +12,7 @@ from typing import Any
 from llguidance import LLMatcher
 
 from ostro.errors import RequestError
-from ostro.plugins.logits.grammar.lark import check_lark
+from ostro.plugins.logits.grammar.lark import read_lark
 from ostro.plugins.logits.grammar.literal import quote, write
 from ostro.plugins.logits.grammar.parameter import describe
 
@@ -125,8 +125,7 @@ class TagWriter:
     def lark(self, given: Any, place: str, depth: int) -> str:
         """Text of a Lark grammar."""
         only(given, place, "type", "grammar")
-        text = text_of(given, "grammar", place)
-        check_lark(text)
+        text = read_lark(text_of(given, "grammar", place))
         return self.rule(self.inner({"lark_grammar": text}))
 
     def free(self, given: Any, place: str, depth: int) -> str:

@@ -37,6 +37,8 @@ class HarmonyParser(JsonReader):
         choice: ToolChoice,
         parallel: bool,
         controls: Mapping[str, int] | None = None,
+        *,
+        answer: bool = False,
     ) -> str:
         """The grammar of an output: reasoning, and an answer or a call.
 
@@ -52,7 +54,8 @@ class HarmonyParser(JsonReader):
         thought = rules.text("<|channel|>analysis<|message|>"), rules.until("<|end|>"), after
         said = rules.text("<|channel|>commentary<|message|>"), rules.until("<|end|>"), after
         if not exact:
-            calls.append(f"{rules.text('<|channel|>final<|message|>')} TEXT")
+            text = "@answer" if answer else "TEXT"
+            calls.append(f"{rules.text('<|channel|>final<|message|>')} {text}")
         return rules.grammar(f"({' '.join(thought)})* ({' '.join(said)})? ({' | '.join(calls)})")
 
     def read_turn(self, prompt_end: str) -> Reader[None]:

@@ -29,6 +29,8 @@ ADDRESSES = {
 }
 """Types of content parts with a URL, and the field that contains it."""
 
+EFFORT = "reasoning_effort"
+"""The option of templates that states the effort of reasoning."""
 SWITCHES = frozenset({"enable_thinking", "thinking"})
 """Options of templates that enable or disable reasoning."""
 END = "ostro-end-of-the-prompt"
@@ -203,21 +205,37 @@ def effort_options(effort: str, features: TemplateFeatures) -> dict[str, Any]:
     """The template's options for an effort.
 
     A template that only enables or disables reasoning gets that for "none" and the other efforts.
-    Raises Unsupported for a template that does neither, unless its model does not reason anyway.
+    Raises Unsupported for an effort if the template does neither. "none" is then a budget: see
+    `budget_of`.
     """
-    name = "reasoning_effort"
     switches = sorted(SWITCHES & features.variables)
-    if name in features.variables and (effort != "none" or not switches):
-        return {name: effort}
-    if switches:
+    if EFFORT in features.variables and (effort != "none" or knows_none(features)):
+        return {EFFORT: effort}
+    if switches or effort == "none":
         return dict.fromkeys(switches, effort != "none")
-    if effort == "none" and not any("think" in each for each in features.constants):
-        return {}
     raise Unsupported(
-        f"{name}: the chat template of this model reads neither an effort nor "
+        f"{EFFORT}: the chat template of this model reads neither an effort nor "
         f"{' or '.join(sorted(SWITCHES))}; leave it out",
-        param=name,
+        param=EFFORT,
     )
+
+
+def knows_none(features: TemplateFeatures) -> bool:
+    """Whether a template that reads the effort knows "none", and has no switch."""
+    return "none" in features.constants and not SWITCHES & features.variables
+
+
+def budget_of(request: ChatRequest, template: ChatTemplate | None, reasons: bool) -> int | None:
+    """The most tokens of reasoning; None without a limit.
+
+    The effort "none" ends reasoning at once where the template cannot disable it. `reasons`: the
+    template has markers of reasoning.
+    """
+    if request.thinking_budget is not None or request.reasoning_effort != "none":
+        return request.thinking_budget
+    if template is None or not reasons or effort_options("none", template.features):
+        return None
+    return 0
 
 
 def prompts_of(prompt: str | Sequence[str | int | list[int]]) -> list[str | list[int]]:

@@ -20,30 +20,52 @@ END_TOKENS = 16
 
 @dataclass(frozen=True, kw_only=True)
 class OutputFormat:
-    """How outputs of a chat template are parsed. calls: whether tool calls are found in them."""
+    """How outputs of a chat template are parsed. calls: whether tool calls are found in them.
+
+    reasons: whether the template reads or writes reasoning, so that a model may begin with it.
+    """
 
     kind: OutputParserClass
     calls: bool = True
+    reasons: bool = True
 
     def parser(self, prompt_end: str, tools: Sequence[Tool], controls: Set[str]) -> OutputParser:
         """A parser for one output; `controls` are the control tokens of the vocabulary."""
         return self.kind(prompt_end, tools if self.calls else (), controls)
 
     def grammar(
-        self, prompt_end: str, rules: CallRules, controls: Mapping[str, int]
-    ) -> dict[str, str]:
-        """The parameter of the logits processor "grammar" that constrains calls.
+        self,
+        answer: Mapping[str, Any] | None,
+        prompt_end: str,
+        rules: CallRules,
+        controls: Mapping[str, int],
+    ) -> dict[str, Any]:
+        """The parameter of the logits processor "grammar" for an output.
 
-        Reasoning that the prompt begins is free. Raises Unsupported if calls are not parsed.
+        answer: the parameter that constrains the text, None if nothing does. Reasoning is free, and
+        calls follow the notation. An answer that has to be a call has no text. A notation without a
+        grammar leaves the parameter as it is. Raises Unsupported if calls have to be constrained
+        and cannot be.
         """
-        if not self.calls:
+        if rules.field and not self.calls:
             raise Unsupported(
                 f"{rules.field}: --tool-parser none leaves calls in the text", param=rules.field
             )
-        lark = self.kind.grammar(rules.tools, rules.choice, rules.parallel, controls)
-        found = {"lark": lark, "field": rules.field}
-        if self.kind.reasoning and prompt_end.rstrip().endswith(self.kind.reasoning[0]):
-            found["after"] = self.kind.reasoning[1]
+        kind = self.kind if self.reasons else with_reasoning(self.kind, None)
+        tools = rules.tools if self.calls else ()
+        if answer is None or rules.choice != "auto":
+            lark = kind.grammar(tools, rules.choice, rules.parallel, controls)
+            found = {"lark": lark, "field": rules.field}
+        else:
+            try:
+                lark = kind.grammar(tools, "auto", rules.parallel, controls, answer=True)
+                found = {**answer, "outer": lark}
+            except Unsupported:
+                if rules.field:
+                    raise
+                found = dict(answer)
+        if kind.reasoning and opens(prompt_end, kind.reasoning):
+            found["after"] = kind.reasoning[1].strip()
         return found
 
 
@@ -62,7 +84,13 @@ def output_format(
     if reasoning is not None:
         markers = None if reasoning == NONE else parser_class(reasoning, parsers).reasoning
         kind = with_reasoning(kind, markers)
-    return OutputFormat(kind=kind, calls=tools != NONE)
+    reasons = any(marker.strip() in template.source for marker in kind.reasoning or ())
+    return OutputFormat(kind=kind, calls=tools != NONE, reasons=reasons)
+
+
+def opens(prompt_end: str, markers: tuple[str, str]) -> bool:
+    """Whether a prompt ends with the marker that begins reasoning."""
+    return prompt_end.rstrip().endswith(markers[0].rstrip())
 
 
 def with_reasoning(kind: Any, markers: tuple[str, str] | None) -> OutputParserClass:

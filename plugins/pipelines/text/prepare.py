@@ -29,24 +29,25 @@ from ostro.pipelines import RequestMedium as Medium
 from ostro.plugins.pipelines.text.continuation import PromptContinuation
 from ostro.plugins.pipelines.text.conversation import (
     END,
+    budget_of,
     options_of,
     prompts_of,
     read_conversation,
 )
 from ostro.plugins.pipelines.text.infill import InfillTokens
-from ostro.plugins.pipelines.text.parsing import OutputFormat, output_format
+from ostro.plugins.pipelines.text.parsing import NONE, OutputFormat, opens, output_format
 from ostro.plugins.pipelines.text.sampling import (
     check_length,
     describe_type_error,
     sampling_of,
 )
 from ostro.plugins.pipelines.text.structure import (
+    BUDGET,
     GRAMMAR,
     check_ends,
-    spare_reasoning,
     take_arguments,
 )
-from ostro.plugins.pipelines.text.tools import call_rules, offered_tools, tools_of
+from ostro.plugins.pipelines.text.tools import CallRules, call_rules, offered_tools, tools_of
 
 InsertMedia = Callable[[Sequence[int], Sequence[Medium]], Prompt]
 """Expands the placeholders of media in a prompt."""
@@ -119,36 +120,77 @@ class Preparer:
         offered = offered_tools(tools)
         return partial(form.parser, self.end_of(prompt), offered, self.tokenizer.controls)
 
-    def constrained(
+    def chat_sampling(
         self,
-        request: ChatRequest,
         sampling: Sampling,
         prompt: Sequence[int],
-        template: str | None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template: str | None = None,
+        thinking_budget: int | None = None,
+        rules: CallRules | None = None,
     ) -> Sampling:
-        """The sampling, with the grammar of the calls if the request constrains them.
+        """The sampling of an answer in a chat, with the logits processors of its notation.
 
-        Raises Unsupported without the logits processor "grammar", RequestError if something else
-        constrains the answer, too.
+        A grammar constrains the text of the answer, not its reasoning or calls; `rules` constrain
+        the calls. Reasoning has at most `thinking_budget` tokens. Raises Unsupported without a
+        processor that this needs, RequestError for constraints that exclude each other.
         """
-        rules = call_rules(request)
-        if rules is None:
+        form, end = self.format_for(template, tools), self.end_of(prompt)
+        rules = rules or CallRules(tools=offered_tools(tools))
+        sampling = self.constrained(sampling, end, form, rules)
+        if thinking_budget is None:
             return sampling
-        form = self.format_for(template, tools_of(request))
-        if GRAMMAR not in self.model.processors or form is None:
+        name = "thinking_budget"
+        if thinking_budget < 0:
+            raise RequestError(f"{name}={thinking_budget} is negative", param=name)
+        if BUDGET not in self.model.processors:
+            raise Unsupported(
+                f"{name} needs the logits processor {BUDGET}, which is not installed", param=name
+            )
+        if form is None or self.model.settings.reasoning_parser == NONE:
+            raise Unsupported(
+                f"{name}: reasoning is not parsed (--reasoning-parser); leave it out", param=name
+            )
+        if (markers := form.kind.reasoning) is None:  # the notation has no reasoning
+            return sampling
+        budget = {
+            "tokens": thinking_budget,
+            "begin": markers[0].strip(),
+            "end": markers[1].strip(),
+            "open": opens(end, markers),
+        }
+        return replace(sampling, processors={**sampling.processors, BUDGET: budget})
+
+    def constrained(
+        self, sampling: Sampling, prompt_end: str, form: OutputFormat | None, rules: CallRules
+    ) -> Sampling:
+        """The sampling, with a grammar of the output if something constrains its text or calls.
+
+        Raises Unsupported without the logits processor "grammar", RequestError for constraints that
+        exclude each other.
+        """
+        answer = sampling.processors.get(GRAMMAR)
+        if rules.field and (GRAMMAR not in self.model.processors or form is None):
             raise Unsupported(
                 f"{rules.field}: constraining calls needs the logits processor {GRAMMAR}, which "
                 "is not installed; use tool_choice auto and none, parallel_tool_calls true and no "
                 "strict tools",
                 param=rules.field,
             )
-        if GRAMMAR in sampling.processors:
+        # The processor refuses what is no object. One with these keys is of the whole output.
+        whole = answer is not None and (
+            not isinstance(answer, dict) or not answer.keys().isdisjoint(("after", "outer"))
+        )
+        if rules.field and whole:
             raise RequestError(
-                f"{rules.field} excludes other constraints of the output; use one of them",
+                f"{rules.field} excludes a grammar of the whole output; use one of them",
                 param=rules.field,
             )
+        if form is None or whole or (answer is None and not rules.field):
+            return sampling
         ids = {text: id for id, text in self.controls.items()}
-        grammar = form.grammar(self.end_of(prompt), rules, ids)
+        grammar = form.grammar(answer, prompt_end, rules, ids)
         found = {**sampling.processors, GRAMMAR: grammar}
         return check_ends(replace(sampling, processors=found))
 
@@ -213,16 +255,12 @@ class Preparer:
     ) -> PromptContinuation:
         """The continuation of one prompt, its choices numbered from `first`.
 
-        `parser` makes the parsers of their outputs. Reasoning that the prompt begins comes before
-        a grammar.
+        `parser` makes the parsers of their outputs.
 
         `max_tokens` is limited to the rest of the context. `request` has the options of the output
         besides sampling. Raises RequestError for a prompt that is empty or has unknown ids.
         """
         check_tokens(prompt.tokens, self.model.vocab)
-        if parser is not None:
-            markers = parser().reasoning
-            sampling = spare_reasoning(sampling, markers, self.end_of(prompt.tokens))
         room, wanted = self.context_of(request) - len(prompt.tokens), sampling.max_tokens
         if room > 0:  # the engine refuses longer prompts
             wanted = room if wanted is None else min(wanted, room)
@@ -269,8 +307,18 @@ class Preparer:
         prompt = self.chat_prompt(request, insert_media, template=template, limit=context)
         try:
             check_length(sampling, len(prompt.tokens), context)
-            sampling = self.constrained(request, sampling, prompt.tokens, template)
             tools = tools_of(request)
+            form = self.format_for(template, tools)
+            reasons = form is not None and form.reasons
+            budget = budget_of(request, self.chat_template(template, tools), reasons)
+            sampling = self.chat_sampling(
+                sampling,
+                prompt.tokens,
+                tools=tools,
+                template=template,
+                thinking_budget=budget,
+                rules=call_rules(request),
+            )
             parser = self.new_parser(prompt.tokens, tools=tools, template=template)
             return self.prepare(prompt, sampling, adapters=adapters, request=request, parser=parser)
         except BaseException:

@@ -7,13 +7,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
 from ostro.errors import RequestError, Unsupported, UsageError
 from ostro.pipelines import ResponseFormat, Sampling, TextRequest
 
 GRAMMAR = "grammar"
 """The name of the logits processor."""
+BUDGET = "reasoning_budget"
+"""The name of the logits processor that ends reasoning."""
 ARGUMENTS: Mapping[str, str] = {
     "schema": "json_schema",
     "regex": "regex",
@@ -76,22 +77,6 @@ def check_ends(sampling: Sampling) -> Sampling:
                 param=name,
             )
     return sampling
-
-
-def spare_reasoning(
-    sampling: Sampling, markers: tuple[str, str] | None, prompt_end: str
-) -> Sampling:
-    """The sampling, with a grammar that begins after the reasoning that the prompt begins.
-
-    markers: those around reasoning. A grammar with a marker of its own keeps it.
-    """
-    held = sampling.processors.get(GRAMMAR)
-    if markers is None or not isinstance(held, dict) or "after" in held:
-        return sampling
-    if not prompt_end.rstrip().endswith(markers[0].rstrip()):
-        return sampling
-    delayed = {**held, "after": markers[1].strip()}
-    return replace(sampling, processors={**sampling.processors, GRAMMAR: delayed})
 
 
 def forms_of(request: TextRequest) -> Iterator[Form]:

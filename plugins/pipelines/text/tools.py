@@ -18,15 +18,15 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 @dataclass(frozen=True, kw_only=True)
 class CallRules:
-    """What constrains the calls of an answer. field: the request field that does.
+    """The calls of an answer. field: the request field that constrains them; "" if none does.
 
     tools: those that may be called. See `OutputParser.grammar` for the others.
     """
 
-    field: str
-    tools: Sequence[Tool]
-    choice: ToolChoice
-    parallel: bool
+    field: str = ""
+    tools: Sequence[Tool] = ()
+    choice: ToolChoice = "auto"
+    parallel: bool = True
 
 
 def tools_of(request: ChatRequest) -> list[dict[str, Any]] | None:
@@ -71,14 +71,14 @@ def offered_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[Tool]:
     return found
 
 
-def call_rules(request: ChatRequest) -> CallRules | None:
-    """What constrains the calls; None if nothing does.
+def call_rules(request: ChatRequest) -> CallRules:
+    """The calls that a request allows.
 
     Raises RequestError for a malformed `tool_choice` and for names of tools that are not offered.
     """
     tools = offered_tools(tools_of(request))
     if not tools:
-        return None
+        return CallRules()
     choice, allowed = read_choice(request.tool_choice)
     known = [tool.name for tool in tools]
     for name in allowed or ():
@@ -92,8 +92,6 @@ def call_rules(request: ChatRequest) -> CallRules | None:
         field = field or "parallel_tool_calls"
     strict = [f"tools[{i}].strict" for i, tool in enumerate(tools) if tool.strict]
     field = field or next(iter(strict), "")
-    if not field:
-        return None
     given = [tool for tool in tools if allowed is None or tool.name in allowed]
     return CallRules(field=field, tools=given, choice=choice, parallel=parallel)
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import anthropic
 import pytest
+from echo.model import TEMPLATE
+from echo.server import Start
 
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 USER = {"role": "user", "content": "hi"}
@@ -191,7 +193,8 @@ def test_sampling_reaches_the_engine(server: Any) -> None:
     assert (rules.temperature, rules.top_p, rules.top_k, rules.seed) == (0.5, 0.25, 7, 3)
 
 
-def test_a_conversation_with_system_documents_and_tools(server: Any) -> None:
+def test_a_conversation_with_system_documents_and_tools(start: Start) -> None:
+    server = start(template=TEMPLATE)  # with parsers
     cached = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
     plain = {"type": "text", "media_type": "text/plain", "data": "inside"}
     nested = {"type": "content", "content": [{"type": "text", "text": "nested"}]}
@@ -222,8 +225,11 @@ def test_a_conversation_with_system_documents_and_tools(server: Any) -> None:
     assert seen.startswith("tools\n") and '"name": "f"' in seen
     assert "system\na\nb\nuser\none\nTitle\nwhy\ninside\nnested\nassistant\ntwo\n" in seen
     assert seen.endswith("tool\nError:\nthree\nuser\nx\nassistant\n<think>")
+    budget = server.echo.seen[-1].sampling.processors["reasoning_budget"]
+    assert (budget["tokens"], budget["open"]) == (1024, True)
     ask(server, thinking={"type": "disabled"})
     assert "<think>" not in prompt(server)
+    assert not server.echo.seen[-1].sampling.processors
 
 
 def test_thinking_returns_to_the_template_and_redacted_thinking_does_not() -> None:

@@ -232,3 +232,30 @@ def test_a_mask_has_one_bit_per_logit() -> None:
         found = walker.next()
         assert max(found) < known.size and words(known) * 32 >= known.size
         assert not any(known.pieces[id] == b"" for id in found - known.eos_ids)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"choice": ["42"]},
+        {"regex": "4[0-9]"},
+        {"json_schema": {"const": 42}},
+        {"gbnf": 'root ::= "42"'},
+        {"lark": 'start: "42"'},
+    ],
+    ids=lambda answer: next(iter(answer)),
+)
+def test_an_outer_grammar_encloses_the_answer(answer: dict[str, Any]) -> None:
+    outer = 'start: ("(" /[a-z]+/ ")")? (@answer | "none")'
+    walker = Walker({**answer, "outer": outer}, vocabulary())
+    for text in ("42", "none", "(so)42", "(so)none"):
+        assert walker.accepts(text), text
+    for text in ("so", "(so)", "(so)41none", "42none", "(42)"):
+        assert not walker.accepts(text), text
+
+
+def test_an_outer_grammar_may_follow_a_marker() -> None:
+    parameter = {"choice": ["42"], "outer": 'start: "\\n"? @answer', "after": "</think>"}
+    walker = Walker(parameter, vocabulary())
+    assert walker.accepts("Hm, 7.</think>42") and walker.accepts("</think>\n42")
+    assert not walker.accepts("42") and not walker.accepts("Hm</think> 42")

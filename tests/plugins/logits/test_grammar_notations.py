@@ -155,6 +155,9 @@ REFUSED: list[tuple[Any, str]] = [
     ({"choice": ["a"] * 10_001}, "10001 alternatives"),
     ({"lark": " "}, "lark is empty"),
     ({"regex": "a", "after": ""}, "after is a text; expected a text of 1..256"),
+    ({"regex": "a", "outer": 7}, "outer is a number; expected a grammar in the syntax of Lark"),
+    ({"regex": "a", "outer": "start: /a/"}, "whose rules refer to @answer"),
+    ({"regex": "a", "outer": "start: @answer" + "x" * (1 << 18)}, "outer has 262158 characters"),
     ({"regex": "a" * (1 << 18) + "b"}, "at most 262144"),
 ]
 
@@ -175,6 +178,8 @@ FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"lark": "start: <|nope|>"}, "unknown special token"),
     ({"lark": 'start[stop="x"]: /a*/'}, "the option 'stop' is not supported; its text"),
     ({"lark": "start[capture, max_tokens=3]: /a*/"}, "the option 'max_tokens' is not supported"),
+    ({"regex": "a", "outer": "start: @answer y"}, 'unknown name: "y"'),
+    ({"regex": "a", "outer": "start[max_tokens=3]: @answer"}, "option 'max_tokens' is not"),
     ({"gbnf": "root ::= x"}, "gbnf: Rule 'x' not found"),
     ({"gbnf": 'start ::= "x"'}, "gbnf: No 'root' rule found"),
     ({"gbnf": 'root ::= "x'}, "gbnf: Unexpected end of input"),
@@ -214,3 +219,26 @@ def test_options_of_lark_in_texts_and_comments_are_no_options() -> None:
 
 def test_yacc_in_lark() -> None:
     assert yacc_to_lark('%%\na : | a "\\"b" ;') == 'start: rule_0\nrule_0: "" | rule_0 "\\"b"'
+
+
+CALL = 'start: "call " part // %json {"not": 1}\npart: %json '
+
+
+def test_the_schemas_of_lark_are_those_of_json_schema() -> None:
+    """Properties that are listed, white space that ends, faults by their path."""
+    schema = '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}'
+    walker = Walker({"lark": CALL + schema + '\nother: "%json {"'}, vocabulary())
+    for text in ('call {"a":1}', 'call { "a": 1 }', 'call {\n  "a": 1\n}'):
+        assert walker.accepts(text), text
+    for text in ('call {"a":1,"b":2}', 'call {  "a":1}', "call {}", 'call {"a":"1"}'):
+        assert not walker.accepts(text), text
+    with pytest.raises(RequestError, match=re.escape("#/not: the keyword 'not' is not supported")):
+        GrammarProcessor.prepare({"lark": CALL + '{"not": {}}'}, vocabulary())
+    loose = '{"x-guidance": {"lenient": true}, "not": {}, "type": "string", "format": "color"}'
+    assert Walker({"lark": CALL + loose}, vocabulary()).accepts('call "x"')
+    other = loose.replace("true", "false")
+    with pytest.raises(RequestError, match="the keyword 'x-guidance' is not supported"):
+        GrammarProcessor.prepare({"lark": CALL + other}, vocabulary())
+    assert Walker({"lark": CALL + "true"}, vocabulary()).accepts('call [1, "x"]')
+    with pytest.raises(RequestError):
+        GrammarProcessor.prepare({"lark": CALL + '{"type": '}, vocabulary())

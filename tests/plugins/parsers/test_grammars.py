@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -65,11 +66,26 @@ def tokenizer(name: str, special: bool) -> Any:
 class Drawing:
     """An output that is drawn from a grammar."""
 
-    def __init__(self, name: str, kind: Any, special: bool, choice: Any, parallel: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        kind: Any,
+        special: bool,
+        choice: Any,
+        parallel: bool,
+        answer: str | None = None,
+        tools: Sequence[Tool] = TOOLS,
+    ) -> None:
+        """`answer` is the grammar of the text, as a regular expression."""
         self.controls = controls_of(name) if special else {}
-        tools = [Tool(x.name, x.parameters) for x in TOOLS] if name in LOOSE else TOOLS
-        grammar = kind.grammar(tools, choice, parallel, self.controls)
-        lark = llguidance.LLMatcher.grammar_from_lark(grammar)
+        tools = [Tool(x.name, x.parameters) for x in tools] if name in LOOSE else tools
+        if answer is None:
+            grammar = kind.grammar(tools, choice, parallel, self.controls)
+            lark = llguidance.LLMatcher.grammar_from_lark(grammar)
+        else:
+            grammar = kind.grammar(tools, choice, parallel, self.controls, answer=True)
+            text = {"lark_grammar": f"start: /{answer}/", "name": "answer"}
+            lark = json.dumps({"grammars": [{"lark_grammar": grammar}, text]})
         self.matcher = llguidance.LLMatcher(tokenizer(name, special), lark)
         assert not self.matcher.is_error(), self.matcher.get_error()
         self.spelling = {id: text for text, id in self.controls.items()}
@@ -209,3 +225,58 @@ def test_reasoning_may_precede_a_call(parsers: Mapping[str, Parser], name: str) 
     found = read(name, kind, drawing)
     check(name, found)
     assert found.reasoning == "Hm, {}."
+
+
+def text_begin(name: str, kind: Any) -> str:
+    """What an output writes before a text."""
+    return "<|channel|>final<|message|>" if name == "harmony" else kind.answer[0]
+
+
+def thought(name: str, kind: Any) -> str:
+    """Reasoning, as an output begins with it."""
+    begin, end = kind.reasoning
+    behind = "<|start|>assistant" if name == "harmony" else kind.after_reasoning or "\n\n"
+    return f"{begin}Hm, 12.{end}{behind}"
+
+
+@pytest.mark.parametrize("tools", [[], TOOLS], ids=["no tools", "tools"])
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_a_text_satisfies_the_grammar_of_the_answer(
+    parsers: Mapping[str, Parser], name: str, tools: list[Tool]
+) -> None:
+    """Behind the header of a text, with reasoning or without."""
+    kind = resolve(parsers[name].parser)
+    before = ["", thought(name, kind)] if kind.reasoning else [""]
+    for reasoning in before:
+        drawing = Drawing(name, kind, True, "auto", False, "[a-c]{3}[0-9]", tools)
+        assert not drawing.matcher.is_accepting()
+        drawing.feed(drawing.ids_of(reasoning + text_begin(name, kind)))
+        assert drawing.matcher.validate_tokens(drawing.ids_of("abd")) == 2
+        drawing.feed(drawing.ids_of("ab"))
+        drawing.draw(1)
+        found = read(name, kind, drawing)
+        assert re.fullmatch("[a-c]{3}[0-9]", found.text), bytes(drawing.ids[:256])
+        assert found.reasoning == ("Hm, 12." if reasoning else "") and not found.calls
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_a_call_may_take_the_place_of_a_constrained_text(
+    parsers: Mapping[str, Parser], name: str
+) -> None:
+    kind = without_reasoning(name, parsers)
+    drawing = Drawing(name, kind, True, "auto", False, "[a-c]{3}[0-9]")
+    special = {"harmony": "<|channel|>commentary to=functions.", "llama3": "{", "llama4": "["}
+    drawing.feed(drawing.ids_of(special.get(name) or kind.begins[0]))
+    drawing.draw(5)
+    found = read(name, kind, drawing)
+    check(name, found)
+    assert not found.text.strip()
+
+
+def test_tags_around_an_answer_are_not_part_of_it(parsers: Mapping[str, Parser]) -> None:
+    kind = resolve(parsers["granite"].parser)
+    drawing = Drawing("granite", kind, True, "auto", False, "[a-c]+", [])
+    drawing.feed(drawing.ids_of("<think>Hm</think><response>abc</response>"))
+    assert drawing.matcher.is_accepting()
+    found = read("granite", kind, drawing)
+    assert (found.text, found.reasoning) == ("abc", "Hm")

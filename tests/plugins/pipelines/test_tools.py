@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from echo.model import make_model, served_echo
@@ -16,7 +17,9 @@ from ostro.core.pipeline import ServedModel, parse
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Parser, Settings
 from ostro.core.tokenizer import load_tokenizer
+from ostro.plugins.pipelines.text.parsing import OutputFormat
 from ostro.plugins.pipelines.text.prepare import Preparer
+from ostro.plugins.pipelines.text.tools import CallRules
 
 HERMES = (
     '{# <tool_call>{"name": 1, "arguments": 2} #}{{ tools and "" }}{{ messages[-1].content }}'
@@ -37,7 +40,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
         tokenizer,
         template=ChatTemplate(HERMES, tokens={}),
         parsers=plugins.collect("parsers"),
-        processors=frozenset({"grammar"}),
+        processors=frozenset({"grammar", "reasoning_budget"}),
         context=4096,
         vocab=300,
     )
@@ -48,15 +51,19 @@ def chat(**fields: Any) -> ChatRequest:
     return parse({name: x for name, x in given.items() if x is not None}, ChatRequest)
 
 
-def grammar(model: ServedModel, **fields: Any) -> dict[str, str] | None:
-    """The parameter of the processor "grammar" of a request."""
+def processors(model: ServedModel, **fields: Any) -> dict[str, Any]:
+    """The parameters of the logits processors of a request."""
 
     def insert(tokens: Any, media: Any) -> Any:
         raise AssertionError("there are no media")
 
     prepared = Preparer(model).prepare_chat(chat(**fields), insert)
-    found: dict[str, str] | None = prepared.request.sampling.processors.get("grammar")
-    return found
+    return prepared.request.sampling.processors
+
+
+def grammar(model: ServedModel, **fields: Any) -> dict[str, str] | None:
+    """The parameter of the processor "grammar" of a request."""
+    return processors(model, **fields).get("grammar")
 
 
 def named(name: str) -> dict[str, Any]:
@@ -122,9 +129,105 @@ def test_reasoning_that_the_prompt_begins_is_free(model: ServedModel) -> None:
     assert found is not None and found["after"] == "</think>"
 
 
-def test_two_constraints_exclude_each_other(model: ServedModel) -> None:
-    with pytest.raises(RequestError, match="tool_choice excludes other constraints"):
-        grammar(model, tool_choice="required", processors={"grammar": {"regex": "a"}})
+@pytest.mark.parametrize("key", [{"after": "</think>"}, {"outer": "start: @answer"}])
+def test_a_grammar_of_the_whole_output_excludes_others(
+    model: ServedModel, key: dict[str, str]
+) -> None:
+    whole = {"regex": "a", **key}
+    with pytest.raises(RequestError, match="tool_choice excludes a grammar of the whole output"):
+        grammar(model, tool_choice="required", processors={"grammar": whole})
+    assert grammar(model, processors={"grammar": whole}) == whole
+
+
+JSON: dict[str, Any] = {"response_format": {"type": "json_object"}}
+
+
+def test_a_constrained_text_or_a_call(model: ServedModel) -> None:
+    """Agents send tools and the form of the final answer in one request."""
+    found = grammar(model, **JSON)
+    assert found is not None and found["json_object"] is True
+    assert re.search(r"\(\s*@answer\s*\|", found["outer"])
+    assert all(f'\\"{name}\\"' in found["outer"] for name in ("look", "think"))
+    for fields in ({"tools": None}, {"tool_choice": "none"}):
+        alone = grammar(model, **JSON, **fields)
+        assert alone is not None and "look" not in alone["outer"] and "@answer" in alone["outer"]
+    with_parser = with_settings(model, tool_parser="none")
+    text = grammar(with_parser, **JSON)
+    assert text is not None and "look" not in text.get("outer", "")
+
+
+def test_a_notation_without_a_grammar(model: ServedModel) -> None:
+    """The grammar of the text is that of the whole output."""
+
+    class Silent:
+        reasoning = None
+
+        @classmethod
+        def grammar(cls, *arguments: Any, **options: Any) -> str:
+            raise Unsupported("no grammar")
+
+    form = OutputFormat(kind=cast(Any, Silent))
+    assert form.grammar({"regex": "a"}, "", CallRules(), {}) == {"regex": "a"}
+    with pytest.raises(Unsupported, match="no grammar"):
+        form.grammar({"regex": "a"}, "", CallRules(field="parallel_tool_calls"), {})
+
+
+def test_an_answer_that_has_to_be_a_call_has_no_text(model: ServedModel) -> None:
+    assert grammar(model, **JSON, tool_choice="required") == grammar(model, tool_choice="required")
+
+
+def test_reasoning_may_precede_a_constrained_text(model: ServedModel) -> None:
+    """If the template reads or writes it; a model of another family would never end it."""
+    found = grammar(model, **JSON, tools=None)
+    assert found is not None and "<think>" in found["outer"] and "after" not in found
+    opened = grammar(model, **JSON, chat_template_kwargs={"enable_thinking": True})
+    assert opened is not None and opened["after"] == "</think>"
+    source = HERMES.partition("{% if enable_thinking")[0]
+    other = replace(model, template=ChatTemplate(source, tokens={}))
+    for fields in ({"tools": None}, {"tool_choice": "required"}, {}):
+        plain = grammar(other, **JSON, **fields)
+        assert plain is not None and "<think>" not in plain.get("outer", plain.get("lark", ""))
+
+
+def budget(model: ServedModel, **fields: Any) -> dict[str, Any] | None:
+    found: dict[str, Any] | None = processors(model, **fields).get("reasoning_budget")
+    return found
+
+
+def test_a_budget_has_the_markers_of_the_notation(model: ServedModel) -> None:
+    markers = {"begin": "<think>", "end": "</think>"}
+    assert budget(model, thinking_budget=9) == {"tokens": 9, **markers, "open": False}
+    thinking = {"chat_template_kwargs": {"enable_thinking": True}}
+    assert budget(model, thinking_budget=0, **thinking) == {"tokens": 0, **markers, "open": True}
+    assert budget(model) is None and budget(model, **thinking) is None
+
+
+def test_the_effort_none_is_a_budget_without_a_switch(model: ServedModel) -> None:
+    assert budget(model, reasoning_effort="none") is None  # enable_thinking is false
+    source = HERMES.replace("{% if enable_thinking %}", "").replace("{% endif %}", "")
+    always = replace(model, template=ChatTemplate(source, tokens={}))
+    found = budget(always, reasoning_effort="none")
+    assert found is not None and found["tokens"] == 0 and found["open"]
+    limited = budget(always, reasoning_effort="none", thinking_budget=5)
+    assert limited is not None and limited["tokens"] == 5
+    efforts = source + "{{ reasoning_effort }}"
+    reads = replace(model, template=ChatTemplate(efforts, tokens={}))
+    assert budget(reads, reasoning_effort="low") is None
+    ended = budget(reads, reasoning_effort="none")
+    assert ended is not None and ended["tokens"] == 0
+    knows = ChatTemplate(efforts + '{% if reasoning_effort == "none" %}{% endif %}', tokens={})
+    assert budget(replace(model, template=knows), reasoning_effort="none") is None
+
+
+def test_budgets_that_cannot_be_kept(model: ServedModel) -> None:
+    with pytest.raises(RequestError, match="thinking_budget=-1 is negative"):
+        budget(model, thinking_budget=-1)
+    with pytest.raises(Unsupported, match="reasoning_budget, which is not installed"):
+        budget(replace(model, processors=frozenset()), thinking_budget=1)
+    with pytest.raises(Unsupported, match="reasoning is not parsed"):
+        budget(with_settings(model, reasoning_parser="none"), thinking_budget=1)
+    llama = with_settings(model, tool_parser="llama3")  # a notation without reasoning
+    assert budget(llama, thinking_budget=1) is None
 
 
 def test_without_the_processor_calls_are_not_constrained(model: ServedModel) -> None:

@@ -268,6 +268,15 @@ def test_a_client_that_leaves_aborts_its_request(
         time.sleep(0.01)
 
 
+def test_a_template_without_a_switch_ends_reasoning_at_once(start: Start) -> None:
+    server = start(template="{{ messages[-1].content }}<think>")
+    server.post(CHAT, **HI, think=False)
+    budget = server.echo.seen[-1].sampling.processors["reasoning_budget"]
+    assert (budget["tokens"], budget["open"]) == (0, True)
+    server.post(CHAT, **HI)
+    assert not server.echo.seen[-1].sampling.processors
+
+
 def streamed(*events: Event) -> list[dict[str, Any]]:
     """The lines of a stream of these events."""
 
