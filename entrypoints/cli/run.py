@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Any
 from ostro.core.errors import RequestError, Unsupported, UsageError
 from ostro.entrypoints.cli import writes_unicode
 from ostro.entrypoints.cli.chat.adapters import parse_choice
-from ostro.entrypoints.cli.chat.answers import make_prompt, print_answer, stream_answer
+from ostro.entrypoints.cli.chat.answers import (
+    make_prompt,
+    parts_of_answer,
+    print_answer,
+    stream_answer,
+)
 from ostro.entrypoints.cli.chat.attachments import (
     read_attachment,
     read_piped,
@@ -348,7 +353,10 @@ def check_input(args: argparse.Namespace) -> None:
 
 
 def print_answers(model: LocalModel, args: argparse.Namespace, conversation: Conversation) -> None:
-    """Print all answers to -i, as text or as JSON: index, text, tokens, finish and logprobs."""
+    """Print all answers to -i, as text or as JSON.
+
+    JSON has index, text, reasoning if there is any, tokens, finish and logprobs.
+    """
     prompt = make_prompt(model, conversation, raw=args.raw)
     plain = continues_text(model, conversation, raw=args.raw)
     rules = {"n": args.choices or 1, "logprobs": args.logprobs}
@@ -356,13 +364,17 @@ def print_answers(model: LocalModel, args: argparse.Namespace, conversation: Con
     for piece in stream_answer(model, conversation, prompt, plain=plain, **rules):
         answers.setdefault(piece.index, []).append(piece)
     for index, pieces in sorted(answers.items()):
-        text, tokens = "".join(piece.text for piece in pieces), pieces[:-1]
+        tokens = pieces[:-1]
         if not args.json:
-            print(text)
+            print("".join(piece.text for piece in pieces))
             continue
-        found = {
+        parser = None if plain else model.parser(prompt, adapters=conversation.adapters)
+        parts = list(parts_of_answer(parser, pieces, model))
+        reasoning = "".join(part.text for part in parts if part.marker)
+        found: dict[str, Any] = {
             "index": index,
-            "text": text,
+            "text": "".join(part.text for part in parts if not part.marker),
+            **({"reasoning": reasoning} if reasoning else {}),
             "tokens": [piece.token for piece in tokens],
             "finish": pieces[-1].finish,
         }

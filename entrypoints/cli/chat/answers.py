@@ -165,6 +165,16 @@ def parts_of(parser: OutputParser | None, piece: Piece, model: LocalModel) -> It
     return named(parser, parser.add(OutputPiece(piece.text, control)))
 
 
+def parts_of_answer(
+    parser: OutputParser | None, pieces: Iterable[Piece], model: LocalModel
+) -> Iterator[Part]:
+    """Yield the parts of a whole answer."""
+    for piece in pieces:
+        yield from parts_of(parser, piece, model)
+    if parser is not None:
+        yield from named(parser, parser.finish())
+
+
 def named(parser: OutputParser, events: Iterable[OutputEvent]) -> Iterator[Part]:
     """Yield the parts of events; a chat offers no tools, so that there are no calls."""
     begin = parser.reasoning[0] if parser.reasoning else ""

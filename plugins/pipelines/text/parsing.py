@@ -51,7 +51,11 @@ class OutputFormat:
             raise Unsupported(
                 f"{rules.field}: --tool-parser none leaves calls in the text", param=rules.field
             )
-        kind = self.kind if self.reasons else with_reasoning(self.kind, None)
+        markers = self.kind.reasoning
+        opened = markers is not None and ends_with(prompt_end, markers[0])
+        closed = markers is not None and ends_with(prompt_end, markers[1])
+        reasons = opened or (self.reasons and not closed)
+        kind = self.kind if reasons else with_reasoning(self.kind, None)
         tools = rules.tools if self.calls else ()
         if answer is None or rules.choice != "auto":
             lark = kind.grammar(tools, rules.choice, rules.parallel, controls)
@@ -64,8 +68,8 @@ class OutputFormat:
                 if rules.field:
                     raise
                 found = dict(answer)
-        if kind.reasoning and opens(prompt_end, kind.reasoning):
-            found["after"] = kind.reasoning[1].strip()
+        if markers and opened:
+            found["after"] = markers[1].strip()
         return found
 
 
@@ -88,9 +92,9 @@ def output_format(
     return OutputFormat(kind=kind, calls=tools != NONE, reasons=reasons)
 
 
-def opens(prompt_end: str, markers: tuple[str, str]) -> bool:
-    """Whether a prompt ends with the marker that begins reasoning."""
-    return prompt_end.rstrip().endswith(markers[0].rstrip())
+def ends_with(prompt: str, marker: str) -> bool:
+    """Whether a prompt ends with a marker; white space around it does not count."""
+    return prompt.rstrip().endswith(marker.strip())
 
 
 def with_reasoning(kind: Any, markers: tuple[str, str] | None) -> OutputParserClass:

@@ -35,7 +35,7 @@ from ostro.plugins.pipelines.text.conversation import (
     read_conversation,
 )
 from ostro.plugins.pipelines.text.infill import InfillTokens
-from ostro.plugins.pipelines.text.parsing import NONE, OutputFormat, opens, output_format
+from ostro.plugins.pipelines.text.parsing import NONE, OutputFormat, ends_with, output_format
 from ostro.plugins.pipelines.text.sampling import (
     check_length,
     describe_type_error,
@@ -138,6 +138,8 @@ class Preparer:
         """
         form, end = self.format_for(template, tools), self.end_of(prompt)
         rules = rules or CallRules(tools=offered_tools(tools))
+        if form is not None and thinking_budget == 0:
+            form = OutputFormat(kind=form.kind, calls=form.calls, reasons=False)
         sampling = self.constrained(sampling, end, form, rules)
         if thinking_budget is None:
             return sampling
@@ -158,7 +160,7 @@ class Preparer:
             "tokens": thinking_budget,
             "begin": markers[0].strip(),
             "end": markers[1].strip(),
-            "open": opens(end, markers),
+            "open": ends_with(end, markers[0]),
         }
         return replace(sampling, processors={**sampling.processors, BUDGET: budget})
 

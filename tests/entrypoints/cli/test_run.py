@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import subprocess
@@ -397,3 +398,28 @@ def test_a_second_interrupt_ends_the_program_at_once(model: LocalModel) -> None:
         signal.raise_signal(signal.SIGINT)
     assert left.value.code == 130 and not model.local.interrupted
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_json_has_the_reasoning_apart_from_the_text(ostro, tmp_path: Path) -> None:
+    """The text is what the schema constrains, behind a budget of reasoning."""
+    opening = "{{ messages[-1].content }}<think>\n"
+    folder = str(make_model(tmp_path / "tiny", template=opening))
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"enum": ["a", "b"]}')
+    rules = ("--temperature", "1", "--seed", "3", "--schema", str(schema))
+    command = ("run", "-m", folder, "-i", "hello", *rules)
+    ran = ostro(*command, "--json", "--thinking-budget", "8")
+    assert ran.code == 0, ran.err
+    answer = json.loads(ran.out)
+    assert answer["text"] in ('"a"', '"b"') and answer["reasoning"]
+    assert answer["finish"] == "stop"
+    plain = ostro(*command, "--thinking-budget", "8")
+    assert plain.out.startswith("<think>") and plain.out.strip().endswith(answer["text"])
+    none = json.loads(ostro(*command, "--json", "--thinking-budget", "0").out)
+    assert none["text"] in ('"a"', '"b"') and "reasoning" not in none
+
+
+def test_budgets_that_are_refused(ostro, tiny: str) -> None:
+    for words in (["--thinking-budget", "-1"], ["--thinking-budget", "1", "--raw"]):
+        ran = ostro("run", "-m", tiny, "-i", "hello", *words)
+        assert ran.code == 2 and "--thinking-budget" in ran.err

@@ -182,6 +182,14 @@ def test_reasoning_may_precede_a_constrained_text(model: ServedModel) -> None:
     assert found is not None and "<think>" in found["outer"] and "after" not in found
     opened = grammar(model, **JSON, chat_template_kwargs={"enable_thinking": True})
     assert opened is not None and opened["after"] == "</think>"
+    assert "<think>" in opened["outer"], "white space may follow"
+    closing = ChatTemplate(HERMES.replace("<think>\n", "<think>\n\n</think>\n\n"), tokens={})
+    closed = grammar(
+        replace(model, template=closing), **JSON, chat_template_kwargs={"enable_thinking": True}
+    )
+    assert closed is not None and "<think>" not in closed["outer"] and "after" not in closed
+    none = grammar(model, **JSON, thinking_budget=0)
+    assert none is not None and "<think>" not in none["outer"]
     source = HERMES.partition("{% if enable_thinking")[0]
     other = replace(model, template=ChatTemplate(source, tokens={}))
     for fields in ({"tools": None}, {"tool_choice": "required"}, {}):
