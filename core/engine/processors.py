@@ -95,7 +95,12 @@ class Processor(AnyProcessor, Protocol):
 
 
 class MaskProcessor(AnyProcessor, Protocol):
-    """The protocol of the class of a record with `mask=True`: it excludes tokens, on the host."""
+    """The protocol of the class of a record with `mask=True`: it excludes tokens, on the host.
+
+    A class may also have `forced(request)`: the tokens that must come next, several if each of them
+    is the only one that its mask would allow, [] if there is a choice, None if the mask would allow
+    every token. The engine appends them without drawing, where it knows all tokens between steps.
+    """
 
     def fill(self, requests: Rows[MaskRequest], masks: Tensor) -> Mapping[int, Exception]:
         """Clear the bits of the tokens that may not be drawn.
@@ -308,6 +313,29 @@ class Processors:
             send(bits, torch.int32, self.device),
         )
         return masked
+
+    def forced(self, sequence: Sequence) -> Rows[int]:
+        """The tokens that the masks of a sequence force; none if there is a choice."""
+        forced: Rows[int] | None = None
+        for name in sequence.request.sampling.processors:
+            method = getattr(self.created.get(name), "forced", None)
+            if method is None or sequence.row not in self.users[name]:
+                return ()
+            tokens = sequence.tokens[self.seen[name][sequence.row] :]
+            try:
+                with ordinary_errors():
+                    found = method(MaskRequest(sequence.row, tokens))
+                if found and not all(0 <= token < self.vocab for token in found):
+                    raise ValueError(f"forced tokens are not within 0..{self.vocab - 1}")
+            except Exception as error:
+                self.note(name, error, "forced")
+                self.discard(name, error)
+                return ()
+            self.seen[name][sequence.row] = len(sequence.tokens)
+            if found is not None and forced is not None:
+                return ()  # what both allow is known with their masks only
+            forced = found if forced is None else forced
+        return forced or ()
 
     def note(self, name: str, error: Exception, method: str) -> None:
         """Add the method to an error of a processor, and count it unless memory ran out."""

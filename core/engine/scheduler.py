@@ -205,6 +205,21 @@ class Scheduler:
                 Chunk(sequence, after + i, 1, True, draft) for i, draft in enumerate(drafts)
             ]
 
+    def may_append(self, sequence: Sequence) -> bool:
+        """Whether tokens may be appended to a sequence that was not drawn from its logits.
+
+        Log probabilities need the logits of each token. Recurrent layers keep states of whole
+        blocks of a prompt, which steps of several rows within an output are not made for.
+        """
+        rules = sequence.request.sampling
+        return (
+            sequence.row >= 0
+            and bool(rules.processors)
+            and rules.logprobs is None
+            and may_speculate(sequence)
+            and not self.blocks.aligned
+        )
+
     def continue_(self, sequence: Sequence, plan: StepPlan, budget: int) -> int:
         """Plan the next rows of a running sequence and return how many.
 

@@ -153,3 +153,56 @@ class Halve(Recorder):
         logits = logits.clone()
         logits[:, 5] -= 2
         return logits
+
+
+class Forcing:
+    """Masks that allow one token at some places of an output, and every token at the others.
+
+    The parameter is the places where one is forced, of each six: [2, 3, 4].
+    """
+
+    forces = True
+
+    def __init__(self, rows: int, vocabulary: Any, device: torch.device) -> None:
+        self.places: dict[int, list[int]] = {}
+        self.lengths: dict[int, int] = {}
+
+    @staticmethod
+    def check(value: Any, vocab: int) -> None:
+        pass
+
+    def update(self, added: Any, removed: Any, moved: Any) -> None:
+        for request in added:
+            self.places[request.row] = request.parameter
+            self.lengths[request.row] = len(request.output)
+
+    def at(self, row: int, length: int) -> int | None:
+        """The token that is forced behind an output of this length."""
+        return 5 + length % 20 if length % 6 in self.places[row] else None
+
+    def fill(self, requests: Any, masks: torch.Tensor) -> dict[int, Exception]:
+        row = 0
+        for request in requests:
+            self.lengths[request.row] += len(request.tokens)
+            for i in range(1 + len(request.drafts)):
+                if (token := self.at(request.row, self.lengths[request.row] + i)) is not None:
+                    masks[row] = 0
+                    masks[row, token // 32] = 1 << token % 32
+                row += 1
+        return {}
+
+    def forced(self, request: Any) -> list[int] | None:
+        self.lengths[request.row] += len(request.tokens)
+        length, tokens = self.lengths[request.row], list[int]()
+        if self.at(request.row, length) is None:
+            return None
+        while self.forces and (token := self.at(request.row, length)) is not None:
+            tokens.append(token)
+            length += 1
+        return tokens
+
+
+class Drawn(Forcing):
+    """The same masks; nothing is forced without a draw."""
+
+    forces = False

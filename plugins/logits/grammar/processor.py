@@ -40,6 +40,8 @@ class GrammarProcessor:
 
     def __init__(self, rows: int, vocabulary: Vocabulary, device: torch.device) -> None:
         self.matchers: dict[int, LLMatcher] = {}
+        self.slow: set[int] = set()
+        """Rows whose tokens took too long to read."""
 
     @staticmethod
     def check(parameter: Any, vocab: int) -> None:
@@ -60,8 +62,10 @@ class GrammarProcessor:
         """Forget removed rows, and begin the grammars of added ones after their output so far."""
         for row in removed:
             self.matchers.pop(row, None)
+            self.slow.discard(row)
         held = {target: self.matchers.pop(source) for source, target in moved}
         self.matchers |= held
+        self.slow = {dict(moved).get(row, row) for row in self.slow}
         for each in added:
             self.matchers[each.row] = each.prepared.matcher()
             self.matchers[each.row].consume_tokens(list(each.output))
@@ -79,10 +83,8 @@ class GrammarProcessor:
         drafted: list[tuple[LLMatcher, int, list[int]]] = []
         first = 0
         for index, request in enumerate(requests):
-            matcher = self.matchers[request.row]
-            start = thread_time()
-            matcher.consume_tokens(list(request.tokens))
-            if thread_time() - start > MAX_STEP * max(1, len(request.tokens)):
+            matcher = self.read(request)
+            if request.row in self.slow:
                 errors[index] = beyond("a token takes too long to read; make it unambiguous")
             if index in errors or matcher.is_error():
                 pass  # its masks stay as they are
@@ -102,6 +104,19 @@ class GrammarProcessor:
             except RequestError as error:
                 errors[index] = beyond(str(error))
         return errors
+
+    def forced(self, request: MaskRequest) -> list[int]:
+        """The tokens that the grammar forces after those of a request."""
+        matcher = self.read(request)
+        return [] if matcher.is_error() else matcher.compute_ff_tokens()
+
+    def read(self, request: MaskRequest) -> LLMatcher:
+        """The matcher of a request, behind its new tokens."""
+        matcher, start = self.matchers[request.row], thread_time()
+        matcher.consume_tokens(list(request.tokens))
+        if thread_time() - start > MAX_STEP * max(1, len(request.tokens)):
+            self.slow.add(request.row)
+        return matcher
 
 
 def beyond(reason: str) -> RequestError:

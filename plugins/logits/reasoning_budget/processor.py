@@ -82,7 +82,11 @@ class Progress:
         """The only token that is allowed next; None if all are."""
         if not self.inside or self.spent < self.budget.tokens or is_cut(self.tail):
             return None
-        return self.budget.end_ids[self.ending % len(self.budget.end_ids)]
+        return self.rest()[0]
+
+    def rest(self) -> Sequence[int]:
+        """The tokens of the end that are not written yet."""
+        return self.budget.end_ids[self.ending % len(self.budget.end_ids) :]
 
 
 class ReasoningBudget:
@@ -154,6 +158,12 @@ class ReasoningBudget:
                     self.follow(progress, [draft])
                 row += 1
         return {}
+
+    def forced(self, request: MaskRequest) -> list[int] | None:
+        """The rest of the end of the reasoning if the budget is spent."""
+        progress = self.progress[request.row]
+        self.follow(progress, request.tokens)
+        return None if progress.forced() is None else list(progress.rest())
 
     def follow(self, progress: Progress, tokens: Sequence[int]) -> None:
         """Follow an output by some tokens."""

@@ -83,6 +83,13 @@ def test_an_answer_has_its_form_behind_the_reasoning(server: RunningServer, seed
         assert choice["finish_reason"] == "stop"
 
 
+def test_drawing_each_forced_token_gives_the_same(server: RunningServer) -> None:
+    for fields in ({"response_format": FORMAT}, {}):
+        rules: dict[str, Any] = {"thinking_budget": 9, "seed": 7, **fields}
+        answers = [ask(server, speculate=each, **rules)["choices"] for each in (True, False)]
+        assert answers[0] == answers[1]
+
+
 def test_a_stream_gives_the_same(server: RunningServer) -> None:
     fields: dict[str, Any] = {"thinking_budget": 9, "response_format": FORMAT}
     message = ask(server, **fields)["choices"][0]["message"]

@@ -259,3 +259,47 @@ def test_an_outer_grammar_may_follow_a_marker() -> None:
     walker = Walker(parameter, vocabulary())
     assert walker.accepts("Hm, 7.</think>42") and walker.accepts("</think>\n42")
     assert not walker.accepts("42") and not walker.accepts("Hm</think> 42")
+
+
+NAMES = {name: {"type": "boolean"} for name in ("a_rather_long_name", "another_rather_long_name")}
+RECORD = {"type": "object", "properties": NAMES, "required": [*NAMES]}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_forced_tokens_are_the_only_ones_that_their_masks_allow(kind: str) -> None:
+    """Step by step, and several at once behind the choices."""
+    known = vocabulary(kind)
+    text = '{"a_rather_long_name":true,"another_rather_long_name":false}'
+    ids, drawn, forced = known.encode(text), list[int](), 0
+    walker, stepped = Walker({"json_schema": RECORD}, known), Walker({"json_schema": RECORD}, known)
+    while len(drawn) < len(ids):
+        found = walker.processor.forced(request(0, walker.new))
+        walker.new = []
+        for token in found:
+            assert stepped.next() == {token}
+            stepped.new, walker.new = [token], [*walker.new, token]
+        forced += len(found)
+        drawn += found
+        written = b"".join(known.pieces[id] for id in drawn).decode()
+        assert text.startswith(written)
+        if len(written) < len(text):
+            token = next(
+                id
+                for id in sorted(walker.next())
+                if text[len(written) :].encode().startswith(known.pieces[id] or b"?")
+            )
+            assert token in stepped.next()
+            walker.new, stepped.new = [token], [token]
+            drawn.append(token)
+        else:
+            break
+    assert forced > len(drawn) / 3
+
+
+def test_a_forced_token_that_takes_too_long_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    walker = Walker({"choice": ["abcabc"]}, vocabulary())
+    monkeypatch.setattr("ostro.plugins.logits.grammar.processor.MAX_STEP", -1.0)
+    walker.processor.forced(request(0, walker.vocabulary.encode("a")))
+    monkeypatch.undo()
+    errors = walker.processor.fill([request(0)], open_masks(walker.vocabulary))
+    assert "takes too long" in str(errors[0])

@@ -175,3 +175,12 @@ def test_real_vocabularies_write_the_end(kind: str) -> None:
         written += vocabulary(kind).pieces[token]
         row.processor.follow(row.processor.progress[row.row], [token])
     assert written == b"</think>"
+
+
+def test_the_whole_end_is_forced_at_once(known: Vocabulary) -> None:
+    text = Vocabulary(known.size, known.pieces, {}, known.eos_ids, known.encode)
+    row = Row(text, tokens=1, open=True)
+    assert row.processor.forced(request(row.row)) is None
+    assert row.processor.forced(request(row.row, [65])) == [*b"</think>"]
+    assert row.processor.forced(request(row.row, [*b"</th"])) == [*b"ink>"]
+    assert row.processor.forced(request(row.row, [*b"ink>"])) is None
