@@ -18,6 +18,7 @@ GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 MIX = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
 LEAST = -106.0
 """Lower bound of scores: the exponential of lower ones is 0 in float32."""
+LOG2_E = 1.4426950408889634
 CANDIDATES = (1024, 16384)
 """Numbers of tokens to sort first; the whole vocabulary is sorted only if they are not enough."""
 
@@ -54,7 +55,8 @@ def survivors(logits: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
     """
     ids = torch.arange(len(logits), device=logits.device)
     scores = (logits * (1 / rule.temperature)).clamp_(min=LEAST)
-    weights = scores.exp()
+    # Not exp(): on CPUs it is ten times slower where the result is 0, as for excluded tokens.
+    weights = (scores * LOG2_E).exp2_()
     if rule.min_p > 0:
         ids, scores, weights = select(weights >= rule.min_p, ids, scores, weights)
     if 0 < rule.top_k < len(ids):
