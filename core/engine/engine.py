@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -417,20 +417,12 @@ class Engine:
             for sequence in [sequence for sequence in accepted if sequence.drafts]:
                 drafted, sequence.drafts = len(sequence.drafts), []
                 self.scheduler.speculation.update(sequence, drafted, accepted[sequence])
-        if not self.lag:  # no later step is in flight
-            for sequence in dict.fromkeys(drawing):
-                outputs += self.append_forced(sequence)
-
-    def append_forced(self, sequence: Sequence) -> Iterator[TokenOutput]:
-        """Append the tokens that the masks of a sequence force, without drawing them.
-
-        The next step computes them as it computes the tokens of a prompt.
-        """
-        if sequence.finish is None and self.scheduler.may_append(sequence):
-            for token in self.runner.sampler.processors.forced(sequence):
-                yield self.append_token(sequence, token, None)
-                if sequence.finish is not None:
-                    return
+        # A later step in flight would have drawn the first of these tokens already.
+        for sequence in () if self.lag else dict.fromkeys(drawing):
+            may = sequence.finish is None and self.scheduler.may_append(sequence)
+            for token in self.runner.sampler.processors.forced(sequence) if may else ():
+                if sequence.finish is None:
+                    outputs.append(self.append_token(sequence, token, None))
 
     def append_token(
         self, sequence: Sequence, token: int, logprob: TokenLogprobs | None

@@ -26,6 +26,8 @@ MIN_ROWS = 32
 """Rows of a step that is not made smaller if it runs out of memory, but tried once more."""
 RECOVERY = 1 / 64
 """Rows by which steps may grow again with each step after one has run out of memory."""
+APPENDING = 4
+"""The most running sequences that get tokens without a draw: docs/performance.md has the speed."""
 LOGPROB_ROWS = 64
 """The most rows of a chunk with prompt logprobs: each needs its logits [V] in memory."""
 
@@ -206,14 +208,17 @@ class Scheduler:
             ]
 
     def may_append(self, sequence: Sequence) -> bool:
-        """Whether tokens may be appended to a sequence that was not drawn from its logits.
+        """Whether tokens may be appended to a sequence without being drawn.
 
-        Log probabilities need the logits of each token. Recurrent layers keep states of whole
-        blocks of a prompt, which steps of several rows within an output are not made for.
+        The next step computes them as it computes a prompt: in few rows that pays, in more than
+        that the step is bound by computation. Log probabilities need the logits of each token.
+        Recurrent layers keep states of whole blocks of a prompt, which steps of several rows within
+        an output are not made for.
         """
         rules = sequence.request.sampling
         return (
             sequence.row >= 0
+            and len(self.running) <= APPENDING
             and bool(rules.processors)
             and rules.logprobs is None
             and may_speculate(sequence)

@@ -137,6 +137,21 @@ def test_what_needs_each_row_draws_it(llama: Subject, fields: dict[str, Any]) ->
     assert found == run(engine_of(llama), requests_of(llama, "drawn", **fields)[:1])
 
 
+def test_many_sequences_draw_each_token(llama: Subject) -> None:
+    engine = engine_of(llama)
+    requests = [
+        replace(request, id=f"{request.id} {i}")
+        for i in range(3)
+        for request in requests_of(llama, "forcing")[:1]
+    ]
+    more = [replace(request, id=f"more {request.id}") for request in requests[:2]]
+    assert len({*map(tuple, run(engine, requests).values())}) == 1
+    assert engine.stats().steps < LENGTH / 2
+    engine = engine_of(llama)
+    run(engine, [*requests, *more])
+    assert engine.stats().steps >= LENGTH
+
+
 def test_a_request_turns_it_off(llama: Subject) -> None:
     engine = engine_of(llama)
     [request] = requests_of(llama, "forcing")[:1]
