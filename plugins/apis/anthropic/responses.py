@@ -28,11 +28,18 @@ TYPES = {
 """Types of errors by status; others are invalid_request_error, or api_error from 500 on."""
 
 
+class ThreadUnsupported(msgspec.Struct, kw_only=True):
+    """Tells the client to send the conversation again, without the field `thread`."""
+
+    error_code: Literal["thread_unsupported_request"] = "thread_unsupported_request"
+
+
 class AnthropicErrorDetail(msgspec.Struct, kw_only=True):
     """What failed; the message names the field."""
 
     type: str
     message: str
+    details: ThreadUnsupported | UnsetType = UNSET
 
 
 class AnthropicError(msgspec.Struct, kw_only=True):
@@ -51,7 +58,8 @@ def anthropic_error(
     kind = TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
     if param and param not in message:
         message = f"{param}: {message}"
-    detail = AnthropicErrorDetail(type=kind, message=message)
+    details = ThreadUnsupported() if param == "thread" else UNSET
+    detail = AnthropicErrorDetail(type=kind, message=message, details=details)
     return AnthropicError(error=detail, request_id=request_id() or None)
 
 

@@ -87,6 +87,23 @@ def test_the_client_streams(client: Any) -> None:
     assert again.content[0].text.startswith(f"user\nhi\nassistant\n{SAID}")
 
 
+def test_the_tool_runner_of_the_client_sends_all_messages(server: Any, client: Any) -> None:
+    """It asks for a stored thread first, and continues without one after the rejection."""
+    tool = anthropic.beta_tool(f)
+    run = client.beta.messages.tool_runner(
+        model="echo", max_tokens=400, messages=[USER], tools=[tool]
+    )
+    assert SAID in run.until_done().content[0].text
+    answer = ask(server, thread={"type": "create"})
+    refused(answer, 400, "invalid_request_error", "thread")
+    assert answer.json()["error"]["details"] == {"error_code": "thread_unsupported_request"}
+
+
+def f(a: int) -> str:
+    """A tool."""
+    return str(a)
+
+
 def test_text_arrives_while_it_is_generated(
     server: Any, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
