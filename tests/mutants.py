@@ -149,6 +149,10 @@ CORE: Mapping[str, Mapping[str, Change]] = {
         ),
     },
     "core/engine/engine.py": {
+        "tokens-are-appended-behind-a-step-in-flight": (
+            "for sequence in () if self.lag else dict.fromkeys(drawing):",
+            "for sequence in dict.fromkeys(drawing):",
+        ),
         "token-id-may-equal-vocabulary": (
             "if not 0 <= token < self.vocab:",
             "if not 0 <= token <= self.vocab:",
@@ -190,7 +194,17 @@ CORE: Mapping[str, Mapping[str, Change]] = {
             "sequence.drawn <= self.rules[row].min_tokens:",
         ),
     },
+    "core/engine/processors.py": {
+        "two-masks-force-tokens": (
+            "if found is not None and forced is not None:",
+            "if False:",
+        ),
+    },
     "core/engine/scheduler.py": {
+        "answers-with-log-probabilities-get-tokens-without-a-draw": (
+            "and rules.logprobs is None",
+            "and True",
+        ),
         "equal-priority-is-preempted": (
             "if victim.request.priority <= sequence.request.priority:",
             "if victim.request.priority < sequence.request.priority:",
@@ -815,6 +829,13 @@ PLUGINS: Mapping[str, Mapping[str, Change]] = {
             "if wanted is not None and prompt + wanted >= context:",
         ),
     },
+    "plugins/logits/grammar/schema.py": {
+        "parts-of-a-combined-schema-are-closed": (
+            "if id(schema) not in combined and not self.branches[id(schema)]:",
+            "if True:",
+        ),
+        "objects-stay-open": ("        self.close_objects()", "        pass"),
+    },
     "plugins/logits/reasoning_budget/processor.py": {
         "one-more-token-of-reasoning": (
             "if not self.inside or self.spent < self.budget.tokens or",
@@ -829,11 +850,11 @@ PLUGINS: Mapping[str, Mapping[str, Change]] = {
     },
     "plugins/pipelines/text/parsing.py": {
         "every-model-may-begin-with-reasoning": (
-            "kind = self.kind if self.reasons else",
-            "kind = self.kind if True else",
+            "reasons = opened or (self.reasons and not closed)",
+            "reasons = True",
         ),
         "reasoning-of-the-prompt-is-constrained": (
-            "if kind.reasoning and opens(prompt_end, kind.reasoning):",
+            "if markers and opened:",
             "if False:",
         ),
     },
