@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from ostro import OutputParserClass, Parser, Settings, resolve
-from ostro.errors import Unsupported, UsageError
-from ostro.pipelines import ChatTemplate, OutputParser, Tool
+from ostro.errors import OstroError, PluginError, Unsupported, UsageError
+from ostro.pipelines import ChatTemplate, OutputEvent, OutputParser, Piece, Tool
 from ostro.plugins.pipelines.text.tools import CallRules
 
 FALLBACK = "generic"
@@ -31,7 +31,8 @@ class OutputFormat:
 
     def parser(self, prompt_end: str, tools: Sequence[Tool], controls: Set[str]) -> OutputParser:
         """A parser for one output; `controls` are the control tokens of the vocabulary."""
-        return self.kind(prompt_end, tools if self.calls else (), controls)
+        offered = tools if self.calls else ()
+        return cast(OutputParser, CheckedParser(self.kind, prompt_end, offered, controls))
 
     def grammar(
         self,
@@ -57,20 +58,58 @@ class OutputFormat:
         reasons = opened or (self.reasons and not closed)
         kind = self.kind if reasons else with_reasoning(self.kind, None)
         tools = rules.tools if self.calls else ()
-        if answer is None or rules.choice != "auto":
-            lark = kind.grammar(tools, rules.choice, rules.parallel, controls)
-            found = {"lark": lark, "field": rules.field}
-        else:
-            try:
-                lark = kind.grammar(tools, "auto", rules.parallel, controls, answer=True)
-                found = {**answer, "outer": lark}
-            except Unsupported:
-                if rules.field:
-                    raise
-                found = dict(answer)
+        with ParserErrors(self.kind):
+            if answer is None or rules.choice != "auto":
+                lark = kind.grammar(tools, rules.choice, rules.parallel, controls)
+                found = {"lark": lark, "field": rules.field}
+            else:
+                try:
+                    lark = kind.grammar(tools, "auto", rules.parallel, controls, answer=True)
+                    found = {**answer, "outer": lark}
+                except Unsupported:
+                    if rules.field:
+                        raise
+                    found = dict(answer)
         if markers and opened:
             found["after"] = markers[1].strip()
         return found
+
+
+class CheckedParser:
+    """A parser of a plugin: an error in it ends the request, and names the class."""
+
+    def __init__(self, kind: OutputParserClass, *arguments: Any) -> None:
+        self.kind, self.reasoning, self.errors = kind, kind.reasoning, ParserErrors(kind)
+        with self.errors:
+            self.parser = kind(*arguments)
+
+    def add(self, piece: Piece) -> list[OutputEvent]:
+        """See `OutputParser`."""
+        with self.errors:
+            return self.parser.add(piece)
+
+    def finish(self) -> list[OutputEvent]:
+        """See `OutputParser`."""
+        with self.errors:
+            return self.parser.finish()
+
+
+class ParserErrors:
+    """Converts what a class of parsers raises to a PluginError; a block costs little time."""
+
+    def __init__(self, kind: OutputParserClass) -> None:
+        self.kind = kind
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, cls: object, error: BaseException | None, trace: object) -> None:
+        if error is not None and not isinstance(error, OstroError | KeyboardInterrupt):
+            kind: Any = self.kind
+            raise PluginError(
+                f"the parser {kind.__module__}:{kind.__qualname__} raised "
+                f"{type(error).__name__}: {error}; select another one with --tool-parser"
+            ) from error
 
 
 def output_format(
@@ -99,7 +138,8 @@ def ends_with(prompt: str, marker: str) -> bool:
 
 def with_reasoning(kind: Any, markers: tuple[str, str] | None) -> OutputParserClass:
     """A class of parsers with other markers of reasoning."""
-    return cast(OutputParserClass, type(kind.__name__, (kind,), {"reasoning": markers}))
+    fields = {"reasoning": markers, "__module__": kind.__module__}
+    return cast(OutputParserClass, type(kind.__name__, (kind,), fields))
 
 
 def matching(template: ChatTemplate, parsers: Mapping[str, Parser]) -> str:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from echo.server import Running, Start
 
+from ostro.plugins.parsers.hermes.parser import HermesParser
+
 TEMPLATE = (
     "{% if tools %}{% endif %}{% if false %}<tool_call>"
     '{"name": "f", "arguments": {}}</tool_call>{% endif %}{{ messages[-1].content }}'
@@ -186,3 +188,25 @@ def test_the_message_of_ollama(speaker: Running) -> None:
         ("time", {}),
     ]
     assert answer["done_reason"] == "stop"
+
+
+@pytest.mark.parametrize("method", ["__init__", "add", "finish", "grammar"])
+@pytest.mark.parametrize("error", [RuntimeError("broken"), SystemExit(3)], ids=["error", "exit"])
+def test_a_parser_that_raises_ends_its_request_alone(
+    speaker: Running, monkeypatch: pytest.MonkeyPatch, method: str, error: BaseException
+) -> None:
+    def broken(*arguments: Any, **options: Any) -> Any:
+        raise error
+
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "tools": TOOLS}
+    fields = {"response_format": {"type": "json_object"}} if method == "grammar" else {}
+    what = f"HermesParser raised {type(error).__name__}: {error}"
+    with monkeypatch.context() as patch:
+        changed: Any = classmethod(broken) if method == "grammar" else broken
+        patch.setattr(HermesParser, method, changed)
+        answer = speaker.chat("hello", tools=TOOLS, **fields)
+        assert answer.status_code == 500 and what in answer.json()["error"]["message"]
+        stream = speaker.http.post("/v1/chat/completions", json={**body, **fields, "stream": True})
+        assert what in stream.text and '"code":"plugin_error"' in stream.text
+    assert speaker.chat("hello", tools=TOOLS).json()["choices"][0]["message"]["content"] == "hello"
+    assert not speaker.echo.live
