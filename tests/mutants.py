@@ -850,7 +850,7 @@ PLUGINS: Mapping[str, Mapping[str, Change]] = {
     },
     "plugins/pipelines/text/parsing.py": {
         "every-model-may-begin-with-reasoning": (
-            "reasons = opened or (self.reasons and not closed)",
+            "reasons = opened or (reasons and self.reasons and not closed)",
             "reasons = True",
         ),
         "reasoning-of-the-prompt-is-constrained": (

@@ -40,13 +40,14 @@ class OutputFormat:
         prompt_end: str,
         rules: CallRules,
         controls: Mapping[str, int],
+        reasons: bool = True,
     ) -> dict[str, Any]:
         """The parameter of the logits processor "grammar" for an output.
 
-        answer: the parameter that constrains the text, None if nothing does. Reasoning is free, and
-        calls follow the notation. An answer that has to be a call has no text. A notation without a
-        grammar leaves the parameter as it is. Raises Unsupported if calls have to be constrained
-        and cannot be.
+        answer: the parameter that constrains the text, None if nothing does. Reasoning that the
+        prompt begins is free; with `reasons` that of the model, too. Calls follow the notation. An
+        answer that has to be a call has no text. A notation without a grammar leaves the parameter
+        as it is. Raises Unsupported if calls have to be constrained and cannot be.
         """
         if rules.field and not self.calls:
             raise Unsupported(
@@ -55,7 +56,7 @@ class OutputFormat:
         markers = self.kind.reasoning
         opened = markers is not None and ends_with(prompt_end, markers[0])
         closed = markers is not None and ends_with(prompt_end, markers[1])
-        reasons = opened or (self.reasons and not closed)
+        reasons = opened or (reasons and self.reasons and not closed)
         kind = self.kind if reasons else with_reasoning(self.kind, None)
         tools = rules.tools if self.calls else ()
         with ParserErrors(self.kind):

@@ -138,9 +138,7 @@ class Preparer:
         """
         form, end = self.format_for(template, tools), self.end_of(prompt)
         rules = rules or CallRules(tools=offered_tools(tools))
-        if form is not None and thinking_budget == 0:
-            form = OutputFormat(kind=form.kind, calls=form.calls, reasons=False)
-        sampling = self.constrained(sampling, end, form, rules)
+        sampling = self.constrained(sampling, end, form, rules, thinking_budget != 0)
         if thinking_budget is None:
             return sampling
         name = "thinking_budget"
@@ -165,11 +163,18 @@ class Preparer:
         return replace(sampling, processors={**sampling.processors, BUDGET: budget})
 
     def constrained(
-        self, sampling: Sampling, prompt_end: str, form: OutputFormat | None, rules: CallRules
+        self,
+        sampling: Sampling,
+        prompt_end: str,
+        form: OutputFormat | None,
+        rules: CallRules,
+        reasons: bool,
     ) -> Sampling:
         """The sampling, with a grammar of the output if something constrains its text or calls.
 
-        Raises Unsupported without the logits processor "grammar", RequestError for constraints that
+        `reasons`: the model may begin with reasoning. Where the marker is text, and no token of the
+        vocabulary, it may not: a model that was not trained on it would not end it. Raises
+        Unsupported without the logits processor "grammar", RequestError for constraints that
         exclude each other.
         """
         answer = sampling.processors.get(GRAMMAR)
@@ -192,7 +197,10 @@ class Preparer:
         if form is None or whole or (answer is None and not rules.field):
             return sampling
         ids = {text: id for id, text in self.controls.items()}
-        grammar = form.grammar(answer, prompt_end, rules, ids)
+        marker = (form.kind.reasoning or ("",))[0].strip()
+        begin = self.tokenizer.encode(marker, special=False, parse_special=True, start=False)
+        reasons = reasons and (len(begin) == 1 or not self.controls.keys().isdisjoint(begin[:1]))
+        grammar = form.grammar(answer, prompt_end, rules, ids, reasons)
         found = {**sampling.processors, GRAMMAR: grammar}
         return check_ends(replace(sampling, processors=found))
 

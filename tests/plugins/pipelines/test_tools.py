@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from echo.model import make_model, served_echo
+from tokenizers import AddedToken, Tokenizer
 
 from ostro.core.chat import ChatTemplate
 from ostro.core.errors import RequestError, Unsupported, UsageError
@@ -35,7 +37,11 @@ TOOLS = [
 def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
     plugins = PluginManager()
     plugins.load()
-    tokenizer = load_tokenizer(make_model(tmp_path_factory.mktemp("models") / "echo"))
+    folder = make_model(tmp_path_factory.mktemp("models") / "echo")
+    made = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    made.add_tokens([AddedToken(text, normalized=False) for text in ("<think>", "</think>")])
+    made.save(str(folder / "tokenizer.json"))
+    tokenizer = load_tokenizer(folder)
     return served_echo(
         tokenizer,
         template=ChatTemplate(HERMES, tokens={}),
@@ -195,6 +201,17 @@ def test_reasoning_may_precede_a_constrained_text(model: ServedModel) -> None:
     for fields in ({"tools": None}, {"tool_choice": "required"}, {}):
         plain = grammar(other, **JSON, **fields)
         assert plain is not None and "<think>" not in plain.get("outer", plain.get("lark", ""))
+
+
+def test_a_marker_that_is_text_begins_no_reasoning(model: ServedModel, tmp_path: Path) -> None:
+    """A base model with a template of another family would reason until its answer is cut."""
+    text = replace(model, tokenizer=load_tokenizer(make_model(tmp_path / "echo")))
+    found = grammar(text, **JSON, tools=None)
+    assert found is not None and "<think>" not in found["outer"]
+    called = grammar(text, tool_choice="required")
+    assert called is not None and "<think>" not in called["lark"]
+    opened = grammar(text, **JSON, chat_template_kwargs={"enable_thinking": True})
+    assert opened is not None and opened["after"] == "</think>"
 
 
 def budget(model: ServedModel, **fields: Any) -> dict[str, Any] | None:
