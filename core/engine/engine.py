@@ -419,8 +419,9 @@ class Engine:
                 self.scheduler.speculation.update(sequence, drafted, accepted[sequence])
         # A later step in flight would have drawn the first of these tokens already.
         for sequence in () if self.lag else dict.fromkeys(drawing):
-            may = sequence.finish is None and self.scheduler.may_append(sequence)
-            for token in self.runner.sampler.processors.forced(sequence) if may else ():
+            if sequence.finish is not None or not self.scheduler.may_append(sequence):
+                continue
+            for token in self.runner.sampler.processors.forced(sequence):
                 if sequence.finish is None:
                     outputs.append(self.append_token(sequence, token, None))
 

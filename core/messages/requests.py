@@ -180,9 +180,10 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A request to generate tokens: a prompt and sampling parameters. Lower `priority` is first.
 
     Requests with different `salt` share no blocks of the prefix cache. `adapters` are summed with
-    their scales. `model` is a name of a model of the engine. Without `speculate` no token is
-    proposed for it; the result is the same. `items` are its media, in the order of
-    their rows. `positions` [axes, T] are those of the prompt, None for 0, 1, 2, ...
+    their scales. `model` is a name of a model of the engine. Without `speculate` each token is
+    drawn: none is proposed, and none that is forced is appended; the result is the same. `items`
+    are its media, in the order of their rows. `positions` [axes, T] are those of the prompt, None
+    for 0, 1, 2, ...
     """
 
     id: str

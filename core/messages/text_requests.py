@@ -117,7 +117,7 @@ class TextRequest(ModelTarget, kw_only=True):
     `logits_processors` are parameters of installed logits processors by name; `processors` is its
     older name. One of the last eight fields at most constrains the output.
     `max_total_tokens` limits the tokens of prompt and output together, as a shorter context. False
-    for `speculate` turns speculative decoding off for the request.
+    for `speculate` turns speculative decoding off for the request, and draws each forced token.
     """
 
     n: int | None = None

@@ -222,7 +222,7 @@ def faults_of(library: str, url: str, *features: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_tools_and_schemas(library: str, server: str) -> None:
-    """The library gets the call, runs the tool, and the answer tells its result."""
+    """The library gets the call and runs the tool; the answer contains the result."""
     assert not faults_of(library, server)
 
 

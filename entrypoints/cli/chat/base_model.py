@@ -24,7 +24,7 @@ def report_base_model(model: ServedModel, args: argparse.Namespace) -> None:
     if model.template is not None or args.raw or args.adapters or args.adapter_folder:
         return  # an adapter may have a template
     media = any(part["type"] != "text" for part in args.attachments)
-    check_plain(args.system, args.think, media=media)
+    check_plain(args.system, args.think, args.thinking_budget, media=media)
     turns = "" if args.input is not None else " Each message begins a new line of the text."
     print(
         f"{model.name} is a base model: it has no chat template and continues text.{turns} --raw "
@@ -46,7 +46,7 @@ def join_text(conversation: Conversation) -> str:
     """
     messages = conversation.messages
     media = any(media_of(message) for message in messages)
-    check_plain(conversation.system, conversation.think, media=media)
+    check_plain(conversation.system, conversation.think, conversation.thinking_budget, media=media)
     text = ""
     for message in messages:
         text += "\n" if text and message["role"] == "user" else ""
@@ -54,9 +54,15 @@ def join_text(conversation: Conversation) -> str:
     return text
 
 
-def check_plain(system: str | None, think: bool | None, *, media: bool) -> None:
+def check_plain(
+    system: str | None, think: bool | None, thinking_budget: int | None, *, media: bool
+) -> None:
     """Raise UsageError for parts of a chat that plain text cannot have."""
-    given = {"a system message": system, "a switch for reasoning": think is not None}
+    given = {
+        "a system message": system,
+        "a switch for reasoning": think is not None,
+        "a budget of reasoning": thinking_budget is not None,
+    }
     for part, used in {**given, "an image, audio or video": media}.items():
         if used:
             raise UsageError(

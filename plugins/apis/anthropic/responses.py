@@ -29,7 +29,7 @@ TYPES = {
 
 
 class ThreadUnsupported(msgspec.Struct, kw_only=True):
-    """Tells the client to send the conversation again, without the field `thread`."""
+    """The code after which the client sends all messages, without the field `thread`."""
 
     error_code: Literal["thread_unsupported_request"] = "thread_unsupported_request"
 

@@ -185,24 +185,35 @@ class Preparer:
                 "strict tools",
                 param=rules.field,
             )
-        # The processor refuses what is no object. One with these keys is of the whole output.
-        whole = answer is not None and (
+        # These keys state that the client knows the notation: the grammar is used as it is. So is a
+        # malformed one, which the processor refuses.
+        of_whole_output = answer is not None and (
             not isinstance(answer, dict) or not answer.keys().isdisjoint(("after", "outer"))
         )
-        if rules.field and whole:
+        if rules.field and of_whole_output:
             raise RequestError(
                 f"{rules.field} excludes a grammar of the whole output; use one of them",
                 param=rules.field,
             )
-        if form is None or whole or (answer is None and not rules.field):
+        if form is None or of_whole_output or (answer is None and not rules.field):
             return sampling
         ids = {text: id for id, text in self.controls.items()}
-        marker = (form.kind.reasoning or ("",))[0].strip()
-        begin = self.tokenizer.encode(marker, special=False, parse_special=True, start=False)
-        reasons = reasons and (len(begin) == 1 or not self.controls.keys().isdisjoint(begin[:1]))
+        reasons = reasons and self.has_token(form.kind.reasoning)
         grammar = form.grammar(answer, prompt_end, rules, ids, reasons)
         found = {**sampling.processors, GRAMMAR: grammar}
         return check_ends(replace(sampling, processors=found))
+
+    def has_token(self, markers: tuple[str, str] | None) -> bool:
+        """Whether a token of the vocabulary is the marker that begins reasoning.
+
+        Some markers are a control token and text behind it.
+        """
+        if markers is None:
+            return False
+        begin = self.tokenizer.encode(
+            markers[0].strip(), special=False, parse_special=True, start=False
+        )
+        return len(begin) == 1 or begin[0] in self.controls
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes of one token in a text, the name of a control token."""

@@ -55,7 +55,15 @@ def test_each_message_of_a_chat_adds_a_line_to_the_text(
     assert "a system message needs a chat template" in ran.err
 
 
-@pytest.mark.parametrize("option", [("--system", "be brief"), ("--think",), ("--image", "x.png")])
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--system", "be brief"),
+        ("--think",),
+        ("--thinking-budget", "8"),
+        ("--image", "x.png"),
+    ],
+)
 def test_options_of_a_template_are_refused_before_weights_are_read(
     ostro, base: str, option: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -89,7 +97,12 @@ def conversation(**fields: Any) -> Conversation:
 def test_messages_become_text() -> None:
     assert join_text(conversation()) == "Once upon a time\na cat\nsat"
     media = [{"role": "user", "content": [{"type": "image", "image": "x.png"}]}]
-    for fields in ({"system": "be brief"}, {"think": False}, {"messages": media}):
+    for fields in (
+        {"system": "be brief"},
+        {"think": False},
+        {"thinking_budget": 8},
+        {"messages": media},
+    ):
         with pytest.raises(UsageError, match="needs a chat template"):
             join_text(conversation(**fields))
 

@@ -249,6 +249,15 @@ def test_a_conversation_with_system_documents_and_tools(start: Start) -> None:
     assert not server.echo.seen[-1].sampling.processors
 
 
+def test_disabled_thinking_ends_at_once_without_a_switch(start: Start) -> None:
+    server = start(template="{{ messages[-1].content }}<think>")
+    assert ask(server, thinking={"type": "disabled"}).status_code == 200
+    budget = server.echo.seen[-1].sampling.processors["reasoning_budget"]
+    assert (budget["tokens"], budget["open"]) == (0, True)
+    ask(server)
+    assert not server.echo.seen[-1].sampling.processors
+
+
 def test_thinking_returns_to_the_template_and_redacted_thinking_does_not() -> None:
     from ostro.pipelines import parse_request
     from ostro.plugins.apis.anthropic.conversation import chat_messages

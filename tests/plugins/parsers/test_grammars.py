@@ -13,9 +13,10 @@ import pytest
 from tiny.notations import OUTPUTS
 from tiny.turns import CONTROL, Output, Parsed, parse
 
-from ostro.core.errors import Unsupported
+from ostro.core.errors import RequestError, Unsupported
 from ostro.core.output import Piece, Tool
 from ostro.core.records import Parser, resolve
+from ostro.plugins.logits.grammar.lark import read_lark
 
 llguidance = pytest.importorskip("llguidance")
 
@@ -280,3 +281,17 @@ def test_tags_around_an_answer_are_not_part_of_it(parsers: Mapping[str, Parser])
     assert drawing.matcher.is_accepting()
     found = read("granite", kind, drawing)
     assert (found.text, found.reasoning) == ("abc", "Hm")
+
+
+@pytest.mark.parametrize("name", ["hermes", "harmony", "qwen3_coder", "llama4"])
+def test_only_strict_tools_need_a_grammar_of_each_keyword(
+    parsers: Mapping[str, Parser], name: str
+) -> None:
+    kind = resolve(parsers[name].parser)
+    items = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+    schema = {"type": "object", "properties": {"days": items}, "required": ["days"]}
+    loose = read_lark(kind.grammar([Tool("weather", schema)], "required", False))
+    assert "uniqueItems" not in loose and '"integer"' in loose
+    strict = kind.grammar([Tool("weather", schema, True)], "required", False)
+    with pytest.raises(RequestError, match="'uniqueItems' is not supported"):
+        read_lark(strict)
