@@ -222,7 +222,43 @@ CORE: Mapping[str, Mapping[str, Change]] = {
             "self.step_rows = rows",
         ),
     },
+    "core/engine/draft_model.py": {
+        "rejected-drafts-stay-in-the-cache-of-the-draft-model": (
+            "while end < min(own.length, len(tokens)) and own.tokens[end] == tokens[end]:",
+            "while end < min(own.length, len(tokens)):",
+        ),
+        "a-draft-model-reads-tokens-that-it-does-not-know": (
+            "if sequence.foreign:",
+            "if False:",
+        ),
+        "a-draft-model-without-room-keeps-its-blocks": (
+            "self.release(row)",
+            "pass",
+        ),
+        "the-vocabulary-of-a-draft-model-is-not-compared": (
+            "if own and other and own != other)",
+            "if False)",
+        ),
+    },
+    "core/engine/draft_length.py": {
+        "a-slow-measurement-rules-a-size-out": (
+            "np.minimum.accumulate(seconds[::-1])[::-1]",
+            "seconds",
+        ),
+        "proposals-cost-nothing": (
+            "+ count * draft)",
+            ")",
+        ),
+        "pauses-do-not-grow": (
+            "self.longer = min(2 * self.longer, LONGEST_PAUSE)",
+            "self.longer = min(self.longer, LONGEST_PAUSE)",
+        ),
+    },
     "core/engine/speculation.py": {
+        "proposed-tokens-are-not-checked": (
+            "if any(not 0 <= token < self.vocab",
+            "if any(not 0 <= token",
+        ),
         "drafts-ignore-the-ban-of-the-end": (
             "and sequence.drawn >= rules.min_tokens",
             "and sequence.drawn >= 0",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -15,6 +16,9 @@ from ostro.core.adapters.pool import AdapterPool
 from ostro.core.cache import CacheKind, CacheSpec
 from ostro.core.engine.adapters import build_adapter_pool, build_registry, reserve
 from ostro.core.engine.blocks import BlockManager, BlockPool, CacheGroup
+from ostro.core.engine.build_speculation import build_speculation
+from ostro.core.engine.draft_length import MAX_ROWS as ROWS_WITH_DRAFTS
+from ostro.core.engine.draft_model import DraftModel
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.graphs import Graphs
 from ostro.core.engine.memory import BLOCK, budget, largest_context, most_bytes, plan_blocks
@@ -22,10 +26,8 @@ from ostro.core.engine.pooling import PoolingEngine
 from ostro.core.engine.runner import ModelRunner
 from ostro.core.engine.sampler import Sampler
 from ostro.core.engine.scheduler import Scheduler
-from ostro.core.engine.speculation import ROWS as ROWS_WITH_DRAFTS
-from ostro.core.engine.speculation import Speculation
 from ostro.core.engine.vocabulary import read_vocabulary
-from ostro.core.errors import CheckpointError, Unsupported, UsageError, nearest
+from ostro.core.errors import CheckpointError, Unsupported, UsageError
 from ostro.core.failure import Failures
 from ostro.core.load.describe import DTYPES
 from ostro.core.load.model import LoadedModel, describe
@@ -71,9 +73,10 @@ def build_engine(
     """
     device = loaded.device
     block = block or BLOCK[device.type]
-    kinds = cache_kinds(loaded, settings, plugins, block)
+    own = cache_kinds(loaded, settings, plugins, block)
+    kinds = [*own, *draft_kinds(loaded, settings, plugins, block)]
     if settings.kv_dtype in QUANTIZED_KV:
-        explain_quantized_kv(loaded, settings.kv_dtype, [kind for kind, _ in kinds])
+        explain_quantized_kv(loaded, settings.kv_dtype, [kind for kind, _ in own])
     seqs = settings.max_seqs
     if seqs < 1:
         raise UsageError(f"--max-seqs {seqs}: at least one sequence must run")
@@ -87,6 +90,7 @@ def build_engine(
     for (kind, layers), count in zip(kinds, counts, strict=True):
         kind.allocate(count)
         groups.append(CacheGroup(kind, layers, BlockPool(count)))
+    groups, draft_groups = groups[: len(own)], groups[len(own) :]
     target = Target(device=device, dtype=torch.float32, deterministic=settings.deterministic)
     eos = frozenset(eos_ids)
     vocab = int(loaded.config.vocab_size)
@@ -100,10 +104,12 @@ def build_engine(
     # A CPU graph does not capture the layers of other devices.
     graph_rows = min(seqs, MAX_CPU_GRAPH_ROWS) if loaded.placement.transfers is None else 0
     captured = seqs if asynchronous else graph_rows
-    block_manager = BlockManager(groups, block)
-    speculation = build_speculation(settings, plugins, block_manager, seqs, vocab)
-    if speculation is not None and captured:
+    if settings.speculate is not None and captured:
         captured = max(captured, min(2 * captured, ROWS_WITH_DRAFTS))
+    block_manager = BlockManager(groups, block)
+    speculation = build_speculation(
+        loaded, settings, plugins, block_manager, draft_groups, rows=rows, captured=captured
+    )
     context = block_manager.max_length(loaded.context, rows)
     runner = ModelRunner(
         cast(TokenModel, loaded.model),  # of an encoder the runner calls `hidden` only
@@ -137,29 +143,6 @@ def build_engine(
         registry=build_registry(loaded, settings, plugins, adapter_pool, runner),
         failures=Failures(plugins.explain, device),
     )
-
-
-def build_speculation(
-    settings: Settings, plugins: PluginManager, blocks: BlockManager, rows: int, vocab: int
-) -> Speculation | None:
-    """The proposer of --speculate; None without it.
-
-    Raises UsageError for an unknown name and for a model with recurrent states.
-    """
-    if settings.speculate is None:
-        return None
-    records = plugins.collect("speculators")
-    if settings.speculate not in records:
-        raise UsageError(
-            f"--speculate {settings.speculate!r:.60}: no such speculator"
-            f"{nearest(settings.speculate, records)}; installed: {', '.join(records)}"
-        )
-    if blocks.aligned:
-        raise UsageError(
-            f"--speculate {settings.speculate}: layers of this model keep recurrent states, which "
-            "cannot return to an earlier token; leave the option out"
-        )
-    return Speculation(resolve(records[settings.speculate].proposer)(rows, vocab), rows)
 
 
 def reserve_adapters(
@@ -234,12 +217,26 @@ def cache_kinds(
     return kinds
 
 
+def draft_kinds(
+    loaded: LoadedModel, settings: Settings, plugins: PluginManager, block: int
+) -> list[tuple[CacheKind, tuple[int, ...]]]:
+    """The cache kinds of the draft model, as `cache_kinds`; none without one.
+
+    They store floats: --kv-dtype is that of the model alone.
+    """
+    if loaded.draft is None:
+        return []
+    return cache_kinds(loaded.draft, replace(settings, kv_dtype="auto"), plugins, block)
+
+
 def cache_needs(
     loaded: LoadedModel, settings: Settings, plugins: PluginManager
 ) -> dict[torch.device, int]:
     """The most bytes that the caches of a model can use, by device. Raises as `cache_kinds`."""
     device, needs = loaded.device, Counter[torch.device]()
-    for kind, _ in cache_kinds(loaded, settings, plugins, BLOCK[device.type]):
+    block = BLOCK[device.type]
+    kinds = cache_kinds(loaded, settings, plugins, block)
+    for kind, _ in [*kinds, *draft_kinds(loaded, settings, plugins, block)]:
         needs[kind.device] += most_bytes(
             [kind], loaded.context, ROWS[device.type], settings.max_seqs
         )
@@ -287,6 +284,17 @@ def make_ready(engine: Engine, loaded: LoadedModel, *, lazily: bool = False) -> 
         loaded.explain += runner.segments.describe()
     if runner.graphs.refused and not runner.buckets and not runner.uncaptured:
         loaded.explain.append(f"decode steps: not captured: {runner.graphs.refused}")
+    if (draft := draft_model(engine)) is not None and loaded.draft is not None:
+        check_finite(draft.runner.logits([0]), loaded.draft)
+        with torch.inference_mode():
+            draft.runner.capture(lazily=lazily and engine.lag == 0)
+
+
+def draft_model(engine: Engine) -> DraftModel | None:
+    """The draft model of an engine, if it has one."""
+    speculation = engine.scheduler.speculation
+    proposer = None if speculation is None else speculation.proposer
+    return proposer if isinstance(proposer, DraftModel) else None
 
 
 def probe_prompt(engine: Engine, loaded: LoadedModel) -> list[int]:
@@ -335,7 +343,7 @@ def ready_engine(
         yield engine
     finally:
         engine.close()
-        loaded.container.close()
+        loaded.close()
 
 
 def warm_up(engine: Engine) -> None:

@@ -11,6 +11,7 @@ import secrets
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from time import perf_counter
 from typing import Any, TypeVar
 
 import torch
@@ -399,7 +400,7 @@ class Engine:
         except Exception as error:
             outputs += self.fail(drawing, error)
             return
-        accepted = Counter[Sequence]()
+        accepted, last = Counter[Sequence](), dict[Sequence, TokenOutput]()
         for i, (chunk, token) in enumerate(zip(launched.drawing, drawn.tokens, strict=True)):
             sequence = chunk.sequence
             if chunk.draft is None:
@@ -412,11 +413,11 @@ class Engine:
                 outputs += self.fail([sequence], not_finite(self.runner.dtype))
                 continue
             accepted[sequence] += chunk.draft is not None
-            outputs.append(self.append_token(sequence, token, logprobs[i]))
-        if self.scheduler.speculation is not None:
-            for sequence in [sequence for sequence in accepted if sequence.drafts]:
-                drafted, sequence.drafts = len(sequence.drafts), []
-                self.scheduler.speculation.update(sequence, drafted, accepted[sequence])
+            last[sequence] = self.append_token(sequence, token, logprobs[i])
+            outputs.append(last[sequence])
+        if (speculation := self.scheduler.speculation) is not None:
+            rows = launched.plan.rows if launched.plan.decodes else None
+            speculation.read(accepted, last, rows, perf_counter() - launched.began)
         # A later step in flight would have drawn the first of these tokens already.
         for sequence in () if self.lag else dict.fromkeys(drawing):
             if sequence.finish is not None or not self.scheduler.may_append(sequence):
@@ -486,9 +487,8 @@ class Engine:
         self.counters.running = len(self.scheduler.running)
         self.counters.waiting = len(self.scheduler.waiting)
         self.counters.preemptions = self.scheduler.preemptions
-        if (speculation := self.scheduler.speculation) is not None:
-            self.counters.drafted_tokens = speculation.drafted
-            self.counters.accepted_tokens = speculation.accepted
+        if self.scheduler.speculation is not None:
+            self.scheduler.speculation.add_to(self.counters)
         self.counters.blocks_total = sum(pool.size for pool in pools)
         self.counters.blocks_used = sum(pool.used for pool in pools)
         self.counters.cache_bytes = self.blocks.used_bytes

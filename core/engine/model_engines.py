@@ -51,8 +51,8 @@ class SubEngine(Protocol):
 
 
 REQUEST_COUNTERS = (
-    "running waiting steps prompt_tokens generated_tokens cached_tokens preemptions drafted_tokens "
-    "accepted_tokens"
+    "running waiting steps prompt_tokens generated_tokens cached_tokens preemptions proposals "
+    "drafted_tokens accepted_tokens"
 ).split()
 """The counters that each engine of a model has for its own requests; the cache is that of all."""
 
@@ -153,7 +153,7 @@ class ModelEngines:
         if self.registry is not None:
             self.registry.close()
         if self.loaded is not None:
-            self.loaded.container.close()
+            self.loaded.close()
 
 
 def cannot_serve(request: Request) -> Unsupported:

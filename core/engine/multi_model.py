@@ -366,8 +366,8 @@ class MultiModelEngine:
         """The sums of the counters of all models, and those of each model."""
         found = {name: entry.stats() for name, entry in self.entries.items()}
         total = Stats(models={name: stats for name, stats in found.items() if stats is not None})
-        for name in Stats.__struct_fields__[:-1]:
-            setattr(total, name, sum(getattr(each, name) for each in total.models.values()))
+        for each in total.models.values():
+            total.add(each)
         return total
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from ostro.core.adapters.pool import AdapterPool
 from ostro.core.device import format_bytes, return_memory
-from ostro.core.engine.build import ROWS, build_engine, probe_token
+from ostro.core.engine.build import ROWS, build_engine, draft_model, probe_token
 from ostro.core.engine.engine import Engine
 from ostro.core.errors import InsufficientMemory
 from ostro.core.load.model import LoadedModel
@@ -99,6 +99,7 @@ def run_largest_steps(engine: Engine) -> None:
             request = TokenRequest(id=f"memory {i}", tokens=prompt, sampling=RULES, cache=False)
             engine.submit(request)
         engine.drain()
-        engine.runner.capture_all(engine.runner.sizes[-1:])
+        for runner in [engine.runner, *([draft.runner] if (draft := draft_model(engine)) else [])]:
+            runner.capture_all(runner.sizes[-1:])
     else:
         engine.runner.hidden([prompt] * count)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -45,6 +46,7 @@ class LaunchedStep:
     """A step in flight: its plan, and the copies of its drawn tokens and prompt logprobs.
 
     `drawing` are the chunks that draw a token, `logits` [W, V] those to draw from until then.
+    `began` is the time of `perf_counter` at its launch.
     """
 
     plan: StepPlan
@@ -52,6 +54,7 @@ class LaunchedStep:
     logits: Tensor | None = None
     drawn: DeviceToHostCopy | None = None
     prompt_logprobs: list[tuple[Chunk, DeviceToHostCopy]] = field(default_factory=list)
+    began: float = field(default_factory=perf_counter)
 
 
 class ModelRunner:

@@ -16,8 +16,9 @@ from time import monotonic
 
 from ostro.core.adapters.pool import NOTHING, AdapterPool
 from ostro.core.engine.blocks import BlockManager, BlockPool, EncoderBlocks
+from ostro.core.engine.draft_length import MAX_ROWS
 from ostro.core.engine.sequence import Failure, Sequence
-from ostro.core.engine.speculation import ROWS, Speculation, may_speculate
+from ostro.core.engine.speculation import Speculation, may_speculate
 from ostro.core.messages.prompt import Item
 
 log = logging.getLogger(__name__)
@@ -156,6 +157,8 @@ class Scheduler:
             self.blocks.release_encoder(encoder_blocks)
         sequence.encoder_blocks = []
         self.release_adapters(sequence)
+        if self.speculation is not None:
+            self.speculation.release(sequence.row)
         self.rows.append(sequence.row)
         sequence.row, sequence.computed, sequence.published = -1, 0, 0
 
@@ -163,6 +166,8 @@ class Scheduler:
         """Remove all sequences; release all rows, adapters and blocks, cached ones included."""
         for sequence in self.running + self.waiting:
             self.release_adapters(sequence)
+            if self.speculation is not None:
+                self.speculation.release(sequence.row)
             sequence.row = -1
         self.running, self.waiting, self.rows = [], [], list(range(self.max_seqs - 1, -1, -1))
         for group in self.blocks.all:
@@ -188,23 +193,22 @@ class Scheduler:
                 break
             budget -= count
         if self.speculation is not None:
-            self.add_drafts(plan, self.speculation, min(budget, ROWS - plan.rows))
+            self.add_drafts(plan, self.speculation, min(budget, MAX_ROWS - plan.rows))
         return plan
 
     def add_drafts(self, plan: StepPlan, speculation: Speculation, budget: int) -> None:
         """Add rows for proposed tokens to a plan, as far as rows and blocks are left."""
-        for chunk in list(plan.chunks):
-            sequence = chunk.sequence
-            sequence.drafts = []
-            if budget < 1 or chunk.count != 1 or not chunk.draws or not may_speculate(sequence):
+        for chunk in plan.chunks:
+            chunk.sequence.drafts = []
+        chunks = [c for c in plan.chunks if c.count == 1 and c.draws and may_speculate(c.sequence)]
+        drafts = speculation.drafts([chunk.sequence for chunk in chunks], budget)
+        for chunk, tokens in zip(chunks, drafts, strict=True):
+            sequence, after = chunk.sequence, chunk.start + 1
+            if not tokens or not self.blocks.grow(sequence.tables, after + len(tokens)):
                 continue
-            drafts, after = speculation.drafts(sequence, budget), chunk.start + 1
-            if not drafts or not self.blocks.grow(sequence.tables, after + len(drafts)):
-                continue
-            budget -= len(drafts)
-            sequence.drafts = drafts
+            sequence.drafts = tokens
             plan.chunks += [
-                Chunk(sequence, after + i, 1, True, draft) for i, draft in enumerate(drafts)
+                Chunk(sequence, after + i, 1, True, token) for i, token in enumerate(tokens)
             ]
 
     def may_append(self, sequence: Sequence) -> bool:

@@ -13,23 +13,20 @@ states cannot go back, so their models are refused.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Protocol
 
+from ostro.core.engine.draft_length import MAX_DRAFTS, DraftLength, StepCosts
 from ostro.core.engine.sampler import has_dry, has_penalties
 from ostro.core.engine.sequence import Sequence
+from ostro.core.messages.outputs import Stats, TokenOutput
+from ostro.core.plugins.isolation import reason
 
-MAX_DRAFTS = 8
-"""The most drafts of one sequence in a step."""
-FIRST_DRAFTS = 4
-"""Drafts in the first step that has a proposal."""
-ROWS = 32
-"""Decode rows of a step up to which sequences get drafts: larger steps are bound by computation, so
-that each further row costs time.
-"""
-LONGEST_PAUSE = 64
-"""The most tokens without drafts after drafts that were all rejected."""
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,8 @@ class DraftRequest:
 class Proposer(Protocol):
     """The protocol of the class that a `Speculator` record names.
 
-    It is created with the number of rows and the width of the logits.
+    It is created with the number of rows and the width of the logits. A class may also have
+    `release(row)`, which is called when the sequence of a row ends or is preempted.
     """
 
     def __init__(self, rows: int, vocab: int) -> None: ...
@@ -57,59 +55,121 @@ class Proposer(Protocol):
         """The drafts of each request, possibly none. Runs in the engine's loop."""
 
 
-@dataclass
-class DraftLength:
-    """How many drafts a sequence gets, by the acceptance of its last ones.
-
-    `pause` is the number of tokens until the next drafts, `longer` that after the next rejection.
-    """
-
-    count: int = FIRST_DRAFTS
-    pause: int = 0
-    longer: int = 2
-
-    def update(self, drafted: int, accepted: int) -> None:
-        """Take note of a step: all accepted doubles the drafts, none accepted pauses them."""
-        if accepted == drafted:
-            self.count, self.longer = min(2 * self.count, MAX_DRAFTS), 2
-        elif accepted:
-            self.count, self.longer = accepted + 1, 2
-        else:
-            self.count, self.pause = max(self.count // 2, 1), self.longer
-            self.longer = min(2 * self.longer, LONGEST_PAUSE)
-
-
 class Speculation:
     """Proposes drafts for the decode rows of an engine, and counts the accepted ones."""
 
-    def __init__(self, proposer: Proposer, rows: int) -> None:
-        self.proposer = proposer
+    def __init__(
+        self,
+        proposer: Proposer,
+        rows: int,
+        vocab: int,
+        explain: Callable[[BaseException], str] = reason,
+    ) -> None:
+        """rows: the most running sequences. vocab: the width of the logits. explain: one line about
+        an exception of the proposer.
+        """
+        self.proposer, self.vocab, self.explain = proposer, vocab, explain
+        self.costs = StepCosts()
         self.lengths = [DraftLength()] * rows
         self.sequences: list[Sequence | None] = [None] * rows
-        self.drafted = self.accepted = 0
+        self.failed = False  # the proposer raised an exception, and is not called again
+        self.proposals = self.drafted = self.accepted = 0
+        self.accepted_at = [0] * MAX_DRAFTS  # by place: that of the first draft of a step is 0
 
-    def drafts(self, sequence: Sequence, count: int) -> list[int]:
-        """At most `count` drafts for a sequence that decodes its last known token."""
-        row = sequence.row
-        started = self.sequences[row] is not sequence
-        if started:
-            self.sequences[row], self.lengths[row] = sequence, DraftLength()
-        length = self.lengths[row]
-        if length.pause:
-            length.pause -= 1
-            return []
-        count = min(count, length.count, sequence.max_length - sequence.length - 1)
-        if count < 1:
-            return []
-        [found] = self.proposer.propose([DraftRequest(row, sequence.tokens, count, started)])
-        return list(found[:count])
+    def drafts(self, sequences: Rows[Sequence], budget: int) -> list[list[int]]:
+        """Drafts for sequences that each decode their last known token, `budget` in all."""
+        out: list[list[int]] = [[] for _ in sequences]
+        requests, places = list[DraftRequest](), list[int]()
+        for place, sequence in enumerate(sequences):
+            if budget < 1 or self.failed:
+                break
+            row = sequence.row
+            started = self.sequences[row] is not sequence
+            if started:
+                self.sequences[row], self.lengths[row] = sequence, DraftLength()
+            room = min(budget, sequence.max_length - sequence.length - 1)
+            count = self.lengths[row].choose(room, self.costs, len(sequences))
+            if count:
+                budget -= count
+                requests.append(DraftRequest(row, sequence.tokens, count, started))
+                places.append(place)
+        if requests:
+            for place, drafts in zip(places, self.propose(requests), strict=True):
+                out[place] = drafts
+        return out
+
+    def propose(self, requests: Rows[DraftRequest]) -> list[list[int]]:
+        """The drafts of the proposer. If it fails, it is logged, and there are none from then on:
+        answers do not depend on drafts.
+        """
+        started = perf_counter()
+        try:
+            proposed = self.proposer.propose(requests)
+            drafts = [
+                list(tokens[: request.count])
+                for tokens, request in zip(proposed, requests, strict=True)
+            ]
+            if any(not 0 <= token < self.vocab for tokens in drafts for token in tokens):
+                raise ValueError(f"a proposed token is not within 0..{self.vocab - 1}")
+        except Exception as error:
+            self.failed = True
+            log.exception(
+                "speculative decoding is off: its proposer failed: %s", self.explain(error)
+            )
+            return [[] for _ in requests]
+        if most := max(map(len, drafts)):
+            self.costs.add_draft((perf_counter() - started) / most)
+        return drafts
+
+    def read(
+        self,
+        accepted: Mapping[Sequence, int],
+        outputs: Mapping[Sequence, TokenOutput],
+        rows: int | None,
+        seconds: float,
+    ) -> None:
+        """Take note of a step that was read: its accepted drafts by sequence, and its time.
+
+        outputs: the last of each sequence. rows: its decode rows, None if it has others.
+        """
+        if rows is not None:
+            self.costs.add(rows, seconds)
+        for sequence, count in accepted.items():
+            if drafted := len(sequence.drafts):
+                sequence.drafts = []
+                self.update(sequence, drafted, count)
+                outputs[sequence].drafted, outputs[sequence].accepted = drafted, count
+
+    def add_to(self, stats: Stats) -> None:
+        """Write the counters."""
+        stats.proposals, stats.drafted_tokens = self.proposals, self.drafted
+        stats.accepted_tokens, stats.accepted_at = self.accepted, list(self.accepted_at)
 
     def update(self, sequence: Sequence, drafted: int, accepted: int) -> None:
         """Take note of how many drafts of a sequence were accepted."""
+        self.proposals += 1
         self.drafted += drafted
         self.accepted += accepted
+        for place in range(accepted):
+            self.accepted_at[place] += 1
         if sequence.row >= 0 and self.sequences[sequence.row] is sequence:
             self.lengths[sequence.row].update(drafted, accepted)
+
+    def release(self, row: int) -> None:
+        """Forget the sequence of a row, which ends or is preempted; -1 for one without a row."""
+        if row < 0 or self.sequences[row] is None:
+            return
+        self.sequences[row] = None
+        release = getattr(self.proposer, "release", None)
+        if release is None or self.failed:
+            return
+        try:
+            release(row)
+        except Exception as error:
+            self.failed = True
+            log.exception(
+                "speculative decoding is off: its proposer failed: %s", self.explain(error)
+            )
 
 
 def may_speculate(sequence: Sequence) -> bool:

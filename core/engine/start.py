@@ -24,6 +24,7 @@ from ostro.core.engine.build import (
     reserve_adapters,
     warm_up,
 )
+from ostro.core.engine.build_speculation import draft_model_settings
 from ostro.core.engine.calibration import open_probe
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.jobs import JobEngine
@@ -114,7 +115,7 @@ def load_entry(
         # Steps of other models would change the memory that is measured on a GPU.
         return between_steps(build) if loaded.device.type == "cuda" else build()
     except BaseException:
-        loaded.container.close()
+        loaded.close()
         raise
 
 
@@ -198,11 +199,32 @@ def open_weights(
     report: ProgressCallback | None = None,
     check: Callable[[ModelOutline], None] | None = None,
 ) -> LoadedModel:
-    """Find the model of the settings and load it; `check` may refuse it before.
+    """Find the model of the settings and load it, with its draft model; `check` may refuse either
+    before its weights are read.
 
     In the place of a float16 that "auto" chose and that is too narrow, the dtype is float32. Raises
     OstroError as `open_engine`.
     """
+    # First: its name may be wrong, and the check of the model must know the memory that it takes.
+    drafts = draft_model_settings(settings, plugins)
+    draft = None if drafts is None else open_weights(drafts, plugins, report, check)
+    try:
+        loaded = open_own_weights(settings, plugins, report, check)
+    except BaseException:
+        if draft is not None:
+            draft.close()
+        raise
+    loaded.draft = draft
+    return loaded
+
+
+def open_own_weights(
+    settings: Settings,
+    plugins: PluginManager,
+    report: ProgressCallback | None,
+    check: Callable[[ModelOutline], None] | None,
+) -> LoadedModel:
+    """`open_weights` without the draft model."""
     path = find(settings, plugins)
     load = partial(load_model, open_probe=open_probe, check=check)
     loaded = load(path, settings, plugins, report)
@@ -229,7 +251,9 @@ def overflows(loaded: LoadedModel, settings: Settings, plugins: PluginManager) -
     if loaded.dtype != torch.float16 or is_job_model(loaded, settings):
         return False
     pool = reserve_adapters(loaded, settings)
-    with small_engine(loaded, replace(settings, max_seqs=1), plugins, pool) as engine:
+    with small_engine(
+        loaded, replace(settings, max_seqs=1, speculate=None), plugins, pool
+    ) as engine:
         prompt = probe_prompt(engine, loaded)
         if tasks_of(loaded, settings) & TOKEN_TASKS:
             return not engine.runner.logits(prompt).isfinite().all()

@@ -103,5 +103,6 @@ def merge(first: TokenOutput, later: TokenOutput) -> None:
     first.prompt_logprobs = first.prompt_logprobs or later.prompt_logprobs
     first.prompt_tokens = first.prompt_tokens or later.prompt_tokens
     first.cached = first.cached or later.cached
+    first.drafted, first.accepted = first.drafted + later.drafted, first.accepted + later.accepted
     first.finish, first.stopped_by = later.finish, later.stopped_by
     first.error, first.kind, first.param = later.error, later.kind, later.param

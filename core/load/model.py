@@ -42,7 +42,10 @@ class LayerInfo:
 
 @dataclass(kw_only=True)
 class LoadedModel(ModelOutline):
-    """A model with weights, finalized for its device, and everything else the engine needs."""
+    """A model with weights, finalized for its device, and everything else the engine needs.
+
+    `draft` is the draft model of `--speculate`.
+    """
 
     path: Path
     context: int
@@ -50,11 +53,19 @@ class LoadedModel(ModelOutline):
     placement: Placement
     explain: list[str] = field(default_factory=list)
     layers: list[LayerInfo] = field(default_factory=list)
+    draft: LoadedModel | None = None
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all weights on the device."""
-        return sum(module.nbytes for module in with_storages(self.model.modules()))
+        """Bytes of all weights on the device, those of the draft model included."""
+        own = sum(module.nbytes for module in with_storages(self.model.modules()))
+        return own + (0 if self.draft is None else self.draft.nbytes)
+
+    def close(self) -> None:
+        """Close the files of the model and of its draft model."""
+        self.container.close()
+        if self.draft is not None:
+            self.draft.close()
 
 
 def load_model(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import Literal
 
 import msgspec
@@ -27,7 +28,8 @@ class TokenOutput(msgspec.Struct, kw_only=True, tag=True):
     is not among `tokens`. `error`, `kind` and `param` describe the error of finish "error": its
     message, the name of its class, and the field of the request. The first output has
     `prompt_tokens`, of which the prefix cache had `cached`, and `queued`, the seconds before the
-    first step.
+    first step. `drafted` tokens were proposed for those of the output, and `accepted` ones of them
+    were right.
     """
 
     id: str
@@ -43,6 +45,8 @@ class TokenOutput(msgspec.Struct, kw_only=True, tag=True):
     prompt_tokens: int = 0
     cached: int = 0
     queued: float = 0.0
+    drafted: int = 0
+    accepted: int = 0
     generations: tuple[str, ...] = ()
 
 
@@ -71,6 +75,8 @@ Output = TokenOutput | JobOutput
 class Stats(msgspec.Struct, kw_only=True, tag=True):
     """Counters of an engine, for `/metrics`, `bench` and tests; `models` are those by model.
 
+    `proposals` counts the steps of sequences with drafts, `accepted_at` the accepted drafts by
+    their place in a proposal.
     `weight_bytes`, `cache_capacity_bytes` and `adapter_bytes` are the memory of models on all
     devices.
     """
@@ -82,8 +88,10 @@ class Stats(msgspec.Struct, kw_only=True, tag=True):
     generated_tokens: int = 0
     cached_tokens: int = 0
     preemptions: int = 0
+    proposals: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    accepted_at: list[int] = []
     blocks_total: int = 0
     blocks_used: int = 0
     cache_bytes: int = 0
@@ -92,3 +100,12 @@ class Stats(msgspec.Struct, kw_only=True, tag=True):
     cache_capacity_bytes: int = 0
     adapter_bytes: int = 0
     models: dict[str, Stats] = {}
+
+    def add(self, other: Stats) -> None:
+        """Add the counters of another engine; `models` stays as it is."""
+        for name in self.__struct_fields__:
+            value = getattr(other, name)
+            if isinstance(value, int):
+                setattr(self, name, getattr(self, name) + value)
+        pairs = zip_longest(self.accepted_at, other.accepted_at, fillvalue=0)
+        self.accepted_at = [own + more for own, more in pairs]

@@ -81,6 +81,7 @@ class Usage(msgspec.Struct, kw_only=True):
 
     `cached` prompt tokens came from the prefix cache; `image` prompt tokens are those of images and
     videos, `audio` those of sound; `reasoning` tokens are part of the completion.
+    Speculative decoding proposed `drafted` tokens, of which `accepted` ones are in the completion.
     """
 
     prompt: int = 0
@@ -89,3 +90,5 @@ class Usage(msgspec.Struct, kw_only=True):
     image: int = 0
     audio: int = 0
     reasoning: int = 0
+    drafted: int = 0
+    accepted: int = 0

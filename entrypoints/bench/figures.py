@@ -37,7 +37,11 @@ class Trace:
 
 @dataclass
 class Row:
-    """Results of one test. Times are in milliseconds, rates in tokens per second."""
+    """Results of one test. Times are in milliseconds, rates in tokens per second.
+
+    Speculative decoding proposed `drafted_tokens` in `proposals`; `accepted_at` counts the accepted
+    ones by their place in a proposal.
+    """
 
     test: str
     concurrency: int
@@ -53,6 +57,9 @@ class Row:
     peak_kv_bytes: int | None = None
     prefix_cache: bool | None = None
     cached_tokens: int = 0
+    proposals: int = 0
+    drafted_tokens: int = 0
+    accepted_at: list[int] = field(default_factory=list)
 
     def plain(self) -> dict[str, Any]:
         return asdict(self)

@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from ostro.core.adapters.adapter import EMPTY
 from ostro.core.errors import OstroError
+from ostro.core.messages.outputs import Stats
 from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.threads import THREADS
 from ostro.entrypoints.bench.figures import Row, Trace, summarize, take, title
@@ -37,14 +40,21 @@ def measure(
     prompts: Sequence[Sequence[int]] = (),
 ) -> Row:
     """Run a warm-up and `runs` runs of `concurrency` requests, each run with new prompts."""
-    traces = []
+    traces, before = [], Stats()
     for turn in range(runs + 1):
         chosen = [list(p) for p in take(prompts, concurrency)] or random_prompts(
             engine.vocab, prompt, concurrency, shared, seed=1000 * concurrency + turn
         )
+        if turn == 1:
+            before = replace(engine.stats())
         traces.append(run(engine, chosen, tokens, cache=engine.prefix_cache))
     row = summarize(title(prompt, tokens, prompts), traces[1:])
-    row.peak_kv_bytes = engine.stats().peak_cache_bytes
+    stats = engine.stats()
+    row.peak_kv_bytes = stats.peak_cache_bytes
+    row.proposals = stats.proposals - before.proposals
+    row.drafted_tokens = stats.drafted_tokens - before.drafted_tokens
+    known = before.accepted_at or [0] * len(stats.accepted_at)
+    row.accepted_at = [now - then for now, then in zip(stats.accepted_at, known, strict=True)]
     row.prefix_cache = engine.prefix_cache
     return row
 

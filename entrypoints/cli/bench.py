@@ -23,6 +23,7 @@ from ostro.entrypoints.cli.options import (
 if TYPE_CHECKING:
     from ostro.core.engine.engine import Engine
     from ostro.core.tokenizer import Tokenizer
+    from ostro.entrypoints.bench.figures import Row
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -248,7 +249,7 @@ def read_prompts(file: str | None) -> list[str]:
     return found
 
 
-def show(rows: list[Any], name: str) -> None:
+def show(rows: list[Row], name: str) -> None:
     from rich.table import Table
 
     from ostro.entrypoints.cli import console
@@ -272,3 +273,16 @@ def show(rows: list[Any], name: str) -> None:
             str(row.cached_tokens),
         )
     console().print(table)
+    for row in rows:
+        if row.proposals:
+            console().print(describe_drafts(row))
+
+
+def describe_drafts(row: Row) -> str:
+    """The accepted tokens of a row, by their place in a proposal."""
+    shares = [f"{count / row.proposals:.0%}" for count in row.accepted_at if count]
+    accepted = sum(row.accepted_at)
+    return (
+        f"{row.concurrency} requests: {accepted} of {row.drafted_tokens} proposed tokens accepted, "
+        f"by position {', '.join(shares) or 'none'} of {row.proposals} proposals"
+    )

@@ -34,11 +34,17 @@ LAG_SECONDS = 0.25
 
 ENGINE_COUNTERS = {
     "vllm:num_preemptions": ("Preempted sequences.", "preemptions"),
+    "vllm:spec_decode_num_drafts": ("Proposals of tokens.", "proposals"),
     "vllm:spec_decode_num_draft_tokens": ("Proposed tokens.", "drafted_tokens"),
     "vllm:spec_decode_num_accepted_tokens": ("Accepted proposed tokens.", "accepted_tokens"),
     "ostro_steps": ("Engine steps.", "steps"),
 }
 """Counters of an engine by metric: their text, and the field of `Stats`."""
+ACCEPTED_AT = (
+    "vllm:spec_decode_num_accepted_tokens_per_pos",
+    "Accepted proposed tokens by their place in a proposal.",
+)
+"""The counter of `Stats.accepted_at`: its name and its text."""
 
 
 COUNTERS: Mapping[str, tuple[str, str]] = {
@@ -122,6 +128,7 @@ class RequestMetrics(RequestObserver, Collector):
         self.under_way: dict[str, MeasuredRequest] = {}
         self.stats: dict[str, Stats] = {}
         self.engine_counts = {name: Counter[str]() for name in ENGINE_COUNTERS}
+        self.accepted_at = Counter[tuple[str, str]]()
         self.keys: dict[Labels, KeyMetrics] = {}
         self.latencies: dict[Labels, LatencyMetrics] = {}
         self.http = HttpSeries()
@@ -191,6 +198,9 @@ class RequestMetrics(RequestObserver, Collector):
         models = stats.models or {self.default: stats}
         for name, now in models.items():
             before = self.stats.get(name, Stats())
+            for place, accepted in enumerate(now.accepted_at):
+                known = before.accepted_at[place] if before.accepted_at else 0
+                self.accepted_at[name, str(place)] += growth(known, accepted)
             for series, (_, name_of_field) in ENGINE_COUNTERS.items():
                 count = growth(getattr(before, name_of_field), getattr(now, name_of_field))
                 self.engine_counts[series][name] += count
@@ -249,6 +259,9 @@ class RequestMetrics(RequestObserver, Collector):
             values = self.engine_counts[name]
             shown = (((model,), values[model]) for model in self.stats)
             yield counter_family(name, text, ("model_name",), shown)
+        name, text = ACCEPTED_AT
+        accepted = ((x, count) for x, count in self.accepted_at.items() if x[0] in self.stats)
+        yield counter_family(name, text, ("model_name", "position"), accepted)
 
 
 def growth(before: int, now: int) -> int:

@@ -40,13 +40,17 @@ class PromptTokens(msgspec.Struct, kw_only=True):
 
 
 class CompletionTokens(msgspec.Struct, kw_only=True):
-    """The completion tokens of text and of reasoning. Predicted output is not supported."""
+    """The completion tokens of text and of reasoning.
+
+    The predictions are those of speculative decoding: the accepted ones are completion tokens, the
+    rejected ones are not.
+    """
 
     reasoning_tokens: int
     text_tokens: int
     audio_tokens: Literal[0] = 0
-    accepted_prediction_tokens: Literal[0] = 0
-    rejected_prediction_tokens: Literal[0] = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
 
 
 class TokenUsage(msgspec.Struct, kw_only=True):
@@ -253,7 +257,10 @@ def usage(used: Usage) -> TokenUsage:
             audio_tokens=used.audio,
         ),
         completion_tokens_details=CompletionTokens(
-            reasoning_tokens=used.reasoning, text_tokens=used.completion - used.reasoning
+            reasoning_tokens=used.reasoning,
+            text_tokens=used.completion - used.reasoning,
+            accepted_prediction_tokens=used.accepted,
+            rejected_prediction_tokens=used.drafted - used.accepted,
         ),
     )
 

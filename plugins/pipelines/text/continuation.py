@@ -84,6 +84,8 @@ class PromptContinuation:
     def add(self, output: TokenOutput) -> list[Event]:
         """The events that are final after an output; none for a choice that has ended."""
         choice, events = self.choices[output.index], list[Event]()
+        self.usage.drafted += output.drafted
+        self.usage.accepted += output.accepted
         if not self.begun and (output.prompt_tokens or output.finish):
             self.begun = True
             events = self.begin(output)

@@ -28,6 +28,10 @@ class NgramProposer:
         """See `ostro.pipelines.Proposer`."""
         return [self.look_up(request) for request in requests]
 
+    def release(self, row: int) -> None:
+        """Forget the tokens of a row: the index of a long prompt is large."""
+        self.indices[row] = {}
+
     def look_up(self, request: DraftRequest) -> list[int]:
         """The tokens that followed the last occurrence of the longest run that occurred before."""
         row, tokens = request.row, request.tokens

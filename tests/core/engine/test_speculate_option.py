@@ -30,7 +30,8 @@ def open_(path: Path, **fields: object) -> None:
 
 def test_an_unknown_name_is_refused(tmp_path: Path) -> None:
     path = make_model(tmp_path)
-    with pytest.raises(UsageError, match="'ngrams': no such speculator; nearest: ngram"):
+    text = "'ngrams': no such speculator; nearest: ngram; .*; and no draft model: .*not found"
+    with pytest.raises(UsageError, match=text):
         open_(path, speculate="ngrams")
     open_(path, speculate="ngram")
 
@@ -41,3 +42,38 @@ def test_a_model_with_recurrent_states_is_refused() -> None:
         with pytest.raises(UsageError, match="keep recurrent states"):
             made.engine(speculate="ngram")
         made.engine()
+
+
+def test_a_draft_model_is_loaded_beside_the_model(tmp_path: Path) -> None:
+    target, draft = make_model(tmp_path / "target"), make_model(tmp_path / "draft")
+    settings = Settings(reference=str(target), speculate=str(draft), explain=True)
+    plugins = plugins_of(settings)
+    engine, explain = open_engine([ModelSpec(settings)], plugins, lambda *args: None, warm=False)
+    [entry] = engine.entries.values()
+    alone, _ = open_engine(
+        [ModelSpec(Settings(reference=str(target)))], plugins, lambda *args: None, warm=False
+    )
+    [plain] = alone.entries.values()
+    assert entry.weight_bytes == 2 * plain.weight_bytes
+    assert any("draft model" in line for line in explain)
+    engine.close()
+    alone.close()
+
+
+def test_a_draft_model_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    path = make_model(tmp_path)
+    with pytest.raises(UsageError, match=r"--speculate starter: its vocabulary .* token \d+ is b'"):
+        open_(path, speculate="starter")
+
+
+@pytest.mark.parametrize(
+    ("name", "match"),
+    [("bamba", "must not have recurrent states"), ("bert", "does not generate text")],
+)
+def test_a_model_that_cannot_draft_is_refused(name: str, match: str) -> None:
+    plugins = plugins_of(Settings())
+    with subject(plugins, "llama") as target, subject(plugins, name) as draft:
+        loaded = target.load()
+        loaded.draft = draft.load()
+        with pytest.raises(UsageError, match=match):
+            target.engine(loaded, speculate=name)

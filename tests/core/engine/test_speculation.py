@@ -6,17 +6,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+from tiny.drafts import LENGTH, Tokens, requests_of, run, speculating
 
-from ostro.core.engine.engine import Engine
+from ostro.core.engine.draft_length import MAX_DRAFTS, MAX_ROWS
 from ostro.core.engine.processors import Processors
-from ostro.core.engine.speculation import MAX_DRAFTS, DraftRequest, Speculation
+from ostro.core.engine.speculation import DraftRequest
 from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import LogitsProcessor, Settings
 from ostro.plugins.conformance.parity import Subject, subject
-
-Tokens = dict[tuple[str, int], list[int]]
-LENGTH = 40
 
 
 class Oracle:
@@ -56,39 +54,10 @@ def llama() -> Iterator[Subject]:
         yield made
 
 
-def requests_of(tiny: Subject, **rules: Any) -> list[TokenRequest]:
-    """Greedy and sampled requests, one of them of two choices."""
-    base: dict[str, Any] = {"max_tokens": LENGTH, "ignore_eos": True} | rules
-    return [
-        TokenRequest(id="greedy", tokens=tiny.prompt[:9], sampling=Sampling(temperature=0, **base)),
-        TokenRequest(
-            id="sampled",
-            tokens=tiny.prompt[:17],
-            sampling=Sampling(temperature=1.5, seed=3, top_k=50, n=2, logprobs=1, **base),
-        ),
-        TokenRequest(id="plain", tokens=tiny.prompt[3:12], sampling=Sampling(seed=5, **base)),
-    ]
-
-
-def run(engine: Engine, requests: Sequence[TokenRequest]) -> Tokens:
-    found: Tokens = {}
-    for request in requests:
-        engine.submit(request)
-    for output in engine.drain():
-        found.setdefault((output.id, output.index), []).extend(output.tokens)
-    return found
-
-
 def whole(requests: Sequence[TokenRequest], found: Tokens) -> list[list[int]]:
     """The prompts with their answers."""
     prompts = {request.id: request.tokens for request in requests}
     return [[*prompts[id], *tokens] for (id, _), tokens in found.items()]
-
-
-def speculating(engine: Engine, proposer: Any) -> Speculation:
-    speculation = Speculation(proposer, engine.scheduler.max_seqs)
-    engine.scheduler.speculation = speculation
-    return speculation
 
 
 @pytest.mark.sample(3)
@@ -202,10 +171,11 @@ def test_the_number_of_drafts_follows_their_acceptance(llama: Subject) -> None:
     right, none = Oracle(whole([request], wanted)), Oracle(whole([request], wanted), 1)
     for proposer in (right, none):
         engine = llama.engine()
-        speculating(engine, proposer)
+        speculation = speculating(engine, proposer)
+        speculation.costs.curve = [1 + 0.1 * rows for rows in range(MAX_ROWS + 1)]
         run(engine, [request])
     assert max(right.counts) == MAX_DRAFTS
-    assert len(none.counts) < 10 and none.counts[-1] == 1, "rejected drafts become rare"
+    assert len(none.counts) < 30 and none.counts[-1] == 1, "rejected drafts become rare"
 
 
 def test_many_rows_leave_no_room_for_drafts(llama: Subject) -> None:
@@ -223,3 +193,57 @@ def test_many_rows_leave_no_room_for_drafts(llama: Subject) -> None:
     found = run(engine, requests)
     assert set(map(tuple, found.values())) == {tuple(wanted["0", 0])}
     assert not speculation.drafted
+
+
+def test_outputs_count_their_drafts(llama: Subject) -> None:
+    requests = requests_of(llama)
+    wanted = run(llama.engine(rows=40, blocks=64, max_seqs=4), requests)
+    engine = llama.engine(rows=40, blocks=64, max_seqs=4)
+    speculation = speculating(engine, Oracle(whole(requests, wanted), 5))
+    for request in requests:
+        engine.submit(request)
+    outputs = engine.drain()
+    assert sum(output.drafted for output in outputs) == speculation.drafted
+    assert sum(output.accepted for output in outputs) == speculation.accepted > 0
+    stats = engine.stats()
+    assert sum(stats.accepted_at) == stats.accepted_tokens == speculation.accepted
+    assert stats.accepted_at[0] <= stats.proposals < stats.drafted_tokens
+
+
+class Broken:
+    """A proposer that fails in one of its methods, after some proposals."""
+
+    def __init__(self, fault: str, answers: Sequence[list[int]]) -> None:
+        self.fault, self.calls, self.oracle = fault, 0, Oracle(answers)
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
+        self.calls += 1
+        if self.calls < 3 or self.fault == "release":
+            return self.oracle.propose(requests)
+        if self.fault == "raises":
+            raise RuntimeError("out of ideas")
+        if self.fault == "too few":
+            return []
+        return [[10**6] for _ in requests]  # no such token
+
+    def release(self, row: int) -> None:
+        if self.fault == "release":
+            raise RuntimeError("nothing to release")
+
+
+@pytest.mark.parametrize("fault", ["raises", "too few", "no such token", "release"])
+def test_a_proposer_that_fails_is_turned_off(
+    llama: Subject, fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its requests go on, and later ones get no drafts."""
+    requests = requests_of(llama)
+    wanted = run(llama.engine(rows=40, blocks=64, max_seqs=4), requests)
+    engine = llama.engine(rows=40, blocks=64, max_seqs=4)
+    proposer = Broken(fault, whole(requests, wanted))
+    speculating(engine, proposer)
+    assert run(engine, requests) == wanted
+    calls = proposer.calls
+    assert calls > 2 and engine.stats().accepted_tokens
+    assert run(engine, requests) == wanted and proposer.calls == calls
+    assert caplog.text.count("speculative decoding is off") == 1
+    assert engine.stats().blocks_used == 0

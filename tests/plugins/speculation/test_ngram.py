@@ -47,3 +47,12 @@ def test_a_new_sequence_forgets_the_last_one_of_its_row() -> None:
     proposer = NgramProposer(1, 99)
     propose(proposer, [1, 2, 3, 1, 2], 4, True)
     assert propose(proposer, [7, 1, 2], 4, True) == []
+
+
+def test_a_released_row_keeps_no_tokens() -> None:
+    proposer = NgramProposer(2, 10)
+    tokens = [1, 2, 3, 1, 2]
+    assert propose(proposer, tokens, started=True) == [3, 1, 2]
+    proposer.release(0)
+    assert not proposer.indices[0]
+    assert propose(proposer, tokens, started=True) == [3, 1, 2]

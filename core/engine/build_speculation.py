@@ -1,0 +1,123 @@
+"""Builds the speculation of an engine: a speculator of a plugin, or a draft model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+
+from ostro.core.engine.blocks import BlockManager, CacheGroup
+from ostro.core.engine.draft_model import DraftModel, check_vocabularies, draft_settings
+from ostro.core.engine.runner import ModelRunner
+from ostro.core.engine.sampler import Sampler
+from ostro.core.engine.speculation import Proposer, Speculation
+from ostro.core.engine.vocabulary import read_vocabulary
+from ostro.core.errors import ModelNotFound, UsageError, nearest
+from ostro.core.load.model import LoadedModel
+from ostro.core.load.open import find
+from ostro.core.nn import TokenModel
+from ostro.core.ops import Target
+from ostro.core.plugins.manager import PluginManager
+from ostro.core.records import Settings, resolve
+
+
+def draft_model_settings(settings: Settings, plugins: PluginManager) -> Settings | None:
+    """The settings of the draft model that --speculate names; None if it names a speculator.
+
+    Raises UsageError if it names neither, and the errors of `find`.
+    """
+    name = settings.speculate
+    speculators = plugins.collect("speculators")
+    if name is None or name in speculators:
+        return None
+    draft = draft_settings(settings, name)
+    try:
+        find(draft, plugins)
+    except ModelNotFound as error:
+        raise UsageError(
+            f"--speculate {name!r:.60}: no such speculator{nearest(name, speculators)}; "
+            f"installed: {', '.join(speculators)}; and no draft model: {error}"
+        ) from error
+    return draft
+
+
+def build_speculation(
+    loaded: LoadedModel,
+    settings: Settings,
+    plugins: PluginManager,
+    blocks: BlockManager,
+    draft_groups: Sequence[CacheGroup],
+    *,
+    rows: int,
+    captured: int,
+) -> Speculation | None:
+    """The speculation of --speculate; None without it.
+
+    blocks: those of the model. draft_groups: the cache of its draft model. rows: the rows of a
+    step. captured: the rows of the largest decode step that is captured. Raises UsageError for an
+    unknown name, a model with recurrent states, and a draft model of another vocabulary.
+    """
+    if settings.speculate is None:
+        return None
+    if blocks.aligned:
+        raise UsageError(
+            f"--speculate {settings.speculate}: layers of this model keep recurrent states, which "
+            "cannot return to an earlier token; leave the option out"
+        )
+    vocab, seqs = int(loaded.config.vocab_size), settings.max_seqs
+    proposer: Proposer
+    if loaded.draft is None:
+        record = plugins.get("speculators", settings.speculate)
+        proposer = resolve(record.proposer)(seqs, vocab)
+    else:
+        draft_blocks = BlockManager(draft_groups, blocks.block)
+        check_draft(loaded, loaded.draft, settings, plugins, draft_blocks)
+        runner = draft_runner(loaded.draft, settings, draft_blocks, captured, rows)
+        proposer = DraftModel(runner, seqs, rows, vocab)
+        size = loaded.draft.nbytes
+        loaded.explain.append(f"draft model {settings.speculate}: {size} bytes of weights")
+    return Speculation(proposer, seqs, vocab, plugins.explain)
+
+
+def check_draft(
+    loaded: LoadedModel,
+    draft: LoadedModel,
+    settings: Settings,
+    plugins: PluginManager,
+    blocks: BlockManager,
+) -> None:
+    """Raise UsageError if a model cannot draft for another one."""
+    name = settings.speculate or ""
+    if not isinstance(draft.model, TokenModel) or "text" not in draft.architecture.tasks:
+        raise UsageError(f"--speculate {name}: it does not generate text; choose a text model")
+    if blocks.aligned or blocks.cross_groups:
+        raise UsageError(
+            f"--speculate {name}: a draft model must not have recurrent states or read media by "
+            "cross attention; choose another one"
+        )
+    check_vocabularies(
+        read_vocabulary(loaded, settings, plugins, ()),
+        read_vocabulary(draft, draft_settings(settings, name), plugins, ()),
+        name,
+    )
+
+
+def draft_runner(
+    draft: LoadedModel, settings: Settings, blocks: BlockManager, captured: int, rows: int
+) -> ModelRunner:
+    """The runner of a draft model."""
+    vocab, device = int(draft.config.vocab_size), draft.device
+    target = Target(device=device, dtype=torch.float32, deterministic=settings.deterministic)
+    asynchronous = device.type == "cuda" or settings.replay
+    return ModelRunner(
+        cast(TokenModel, draft.model),
+        blocks,
+        # Drafts are the most likely tokens: only its device and its row of last tokens are used.
+        Sampler(1, vocab, target, frozenset()),
+        context=blocks.max_length(draft.context, rows),
+        dtype=draft.dtype,
+        captured=captured,
+        replay=settings.replay,
+        segments=draft.placement.segments(settings.replay) if asynchronous else None,
+    )

@@ -1,0 +1,191 @@
+"""Draft models: the tokens are the same with one, and come in fewer steps if it is right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from tiny.drafts import LENGTH, Free, requests_of, run
+
+from ostro.core.engine.build import draft_model, make_ready
+from ostro.core.engine.engine import Engine
+from ostro.core.engine.speculation import DraftRequest
+from ostro.core.messages.requests import Sampling, TokenRequest
+from ostro.core.plugins.manager import PluginManager
+from ostro.core.records import Settings
+from ostro.plugins.conformance.parity import Subject, subject
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma3"])
+def tiny(request: pytest.FixtureRequest) -> Iterator[Subject]:
+    plugins = PluginManager()
+    plugins.load(Settings())
+    with subject(plugins, request.param) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def other(tiny: Subject) -> Iterator[Subject]:
+    """A model of the same vocabulary with other weights, of another architecture."""
+    plugins = PluginManager()
+    plugins.load(Settings())
+    name = "gemma3" if tiny.record.name == "llama" else "llama"
+    size = int(tiny.config.vocab_size)
+    config = {**(plugins.get("architectures", name).conformance.tiny or {}), "vocab_size": size}
+    with subject(plugins, name, config=config) as made:
+        yield made
+
+
+def with_draft(target: Subject, draft: Subject, **options: Any) -> Engine:
+    loaded = target.load()
+    loaded.draft = draft.load()
+    fields = {"rows": 40, "blocks": 64, "max_seqs": 4, **options}
+    engine = target.engine(loaded, speculate="draft", **fields)
+    make_ready(engine, loaded)
+    assert engine.scheduler.speculation is not None
+    engine.scheduler.speculation.costs = Free()
+    return engine
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("replay", [False, True])
+def test_a_draft_of_the_same_weights_is_always_right(tiny: Subject, replay: bool) -> None:
+    requests = requests_of(tiny)[:1]
+    wanted = run(tiny.engine(rows=40, blocks=64), requests)
+    engine = with_draft(tiny, tiny, replay=replay)
+    speculation = engine.scheduler.speculation
+    assert speculation is not None
+    before = engine.stats().steps
+    assert run(engine, requests) == wanted
+    assert speculation.accepted == speculation.drafted > LENGTH / 2
+    assert engine.stats().steps - before <= 8  # 1 + 4, 8, 8, ... drafts
+    assert blocks_used(engine) == 0
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("replay", [False, True])
+def test_answers_are_the_same_with_a_draft_of_other_weights(
+    tiny: Subject, other: Subject, replay: bool
+) -> None:
+    requests = requests_of(tiny)
+    wanted = run(tiny.engine(rows=40, blocks=64, max_seqs=4), requests)
+    engine = with_draft(tiny, other, replay=replay)
+    for _ in range(2):  # with an empty and with a full prefix cache
+        assert run(engine, requests) == wanted
+    assert engine.scheduler.speculation is not None and engine.scheduler.speculation.drafted
+    assert blocks_used(engine) == 0
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("blocks", [64, 12])
+def test_drafts_are_the_greedy_tokens_of_the_draft_model(
+    tiny: Subject, other: Subject, blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever was accepted, rejected or preempted before: its cache has the target's tokens."""
+    source = tiny if blocks == 64 else other  # of the same weights, most drafts are right
+    engine = with_draft(tiny, source, rows=16, blocks=blocks)
+    draft = draft_model(engine)
+    assert draft is not None
+    proposals = list[tuple[list[int], list[int]]]()
+    propose = draft.propose
+
+    def record(requests: Sequence[DraftRequest]) -> list[list[int]]:
+        drafts = propose(requests)
+        proposals.extend((list(r.tokens), d) for r, d in zip(requests, drafts, strict=True) if d)
+        return drafts
+
+    monkeypatch.setattr(draft, "propose", record)
+    rules = {"temperature": 0.4, "top_k": 2}
+    for each in requests_of(tiny):
+        engine.submit(replace(each, sampling=replace(each.sampling, **rules)))
+    engine.drain()
+    lengths = {len(drafts) for _, drafts in proposals}
+    assert len(proposals) > 20 and max(lengths) > 2
+    alone = source.engine(rows=40, blocks=64, max_seqs=4)
+    asked = [
+        TokenRequest(
+            id=str(i),
+            tokens=tokens,
+            sampling=Sampling(temperature=0, max_tokens=len(drafts), ignore_eos=True),
+        )
+        for i, (tokens, drafts) in enumerate(proposals)
+    ]
+    answers = run(alone, asked)
+    assert [answers[str(i), 0] for i in range(len(asked))] == [drafts for _, drafts in proposals]
+
+
+def blocks_used(engine: Engine) -> int:
+    """The blocks in use of the model and of its draft model."""
+    draft = draft_model(engine)
+    assert draft is not None
+    groups = (*engine.blocks.all, *draft.runner.blocks.all)
+    return sum(group.pool.used for group in groups)
+
+
+@pytest.mark.sample(1)
+def test_answers_are_the_same_under_preemption(tiny: Subject) -> None:
+    requests = requests_of(tiny)
+    wanted = run(tiny.engine(rows=40, blocks=64, max_seqs=4), requests)
+    engine = with_draft(tiny, tiny, rows=16, blocks=9)
+    assert run(engine, requests) == wanted
+    assert engine.stats().preemptions or tiny.name == "gemma3"  # whose window needs few blocks
+    assert engine.stats().accepted_tokens
+    assert blocks_used(engine) == 0
+
+
+def test_a_long_prompt_is_read_in_parts(tiny: Subject) -> None:
+    """A prompt beyond one step of the draft model: its drafts begin later, another's do not."""
+    rules = Sampling(temperature=0, max_tokens=LENGTH, ignore_eos=True)
+    prompts = [(tiny.prompt * 4)[:90], tiny.prompt[:5]]
+    requests = [
+        TokenRequest(id=str(i), tokens=tokens, sampling=rules) for i, tokens in enumerate(prompts)
+    ]
+    wanted = run(tiny.engine(rows=40, blocks=64, max_seqs=4), requests)
+    engine = with_draft(tiny, tiny, rows=16)
+    assert run(engine, requests) == wanted
+    assert engine.stats().accepted_tokens > LENGTH
+
+
+def test_a_draft_model_without_room_drafts_nothing(tiny: Subject) -> None:
+    requests = requests_of(tiny)
+    wanted = run(tiny.engine(rows=40, blocks=64, max_seqs=4), requests)
+    engine = with_draft(tiny, tiny)
+    draft = draft_model(engine)
+    assert draft is not None
+    held = [(g.pool, g.pool.allocate()) for g in draft.runner.blocks.all for _ in range(63)]
+    assert run(engine, requests) == wanted
+    for pool, block in held:
+        pool.release(block)
+    assert blocks_used(engine) == 0
+
+
+def test_a_token_that_only_the_model_knows_turns_drafts_off(tiny: Subject, other: Subject) -> None:
+    """The draft model's table of embeddings has no row for it."""
+    requests = requests_of(tiny)
+    wanted = run(tiny.engine(rows=40, blocks=64, max_seqs=4), requests)
+    engine = with_draft(tiny, other)
+    draft = draft_model(engine)
+    assert draft is not None
+    draft.runner.sampler.vocab = max(requests[0].tokens)
+    assert run(engine, requests[:1]) == {key: wanted[key] for key in wanted if key[0] == "greedy"}
+    assert not engine.stats().drafted_tokens
+
+
+def test_a_draft_model_that_fails_is_turned_off(
+    tiny: Subject, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    requests = requests_of(tiny)
+    wanted = run(tiny.engine(rows=40, blocks=64, max_seqs=4), requests)
+    engine = with_draft(tiny, tiny)
+    draft = draft_model(engine)
+    assert draft is not None
+
+    def fail(*args: object) -> None:
+        raise RuntimeError("a kernel of the draft model failed")
+
+    monkeypatch.setattr(draft.runner, "forward", fail)
+    assert run(engine, requests) == wanted
+    assert not engine.stats().drafted_tokens
+    assert caplog.text.count("speculative decoding is off") == 1

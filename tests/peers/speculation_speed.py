@@ -1,0 +1,189 @@
+"""Speed of speculative decoding beside none, in one process, interleaved.
+
+python tests/peers/speculation_speed.py pair [--agree 0.7,0.3] [--streams 1,8] [--runs 5]
+python tests/peers/speculation_speed.py text -m FILE [--speculate ngram] [--streams 1,8]
+
+`pair` makes a model of the size of Qwen 3 0.6B and a draft model of a tenth of its weights. Their
+layers add zeros, and their heads map each token to the next one of a permutation, on which the two
+agree for a share of the tokens. `text` lets a model correct a text. Requests with and without
+drafts alternate; prints tokens per second, the ratio to those without, and the accepted tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+import ostro
+from ostro.core.engine.engine import Engine
+from ostro.core.engine.start import open_engine
+from ostro.core.messages.commands import ModelSpec
+from ostro.core.messages.requests import DEFAULT, Sampling, TokenRequest
+from ostro.core.plugins.manager import PluginManager
+from ostro.core.records import Settings
+
+VOCAB = 151_936
+TARGET = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28}
+DRAFT = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4}
+CONFIG: Mapping[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": VOCAB,
+    "head_dim": 64,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+TEXT = (
+    "Correct the spelling, and write nothing but the corrected text: Teh quick brown fox jumps "
+    "over the lazy dog. It was a brigt cold day in April, and the clocks were striking thirteen. "
+    "All happy familys are alike; each unhappy family is unhappy in its own way."
+)
+
+
+def write_model(folder: Path, size: Mapping[str, int], following: Tensor, seed: int) -> Path:
+    """A llama whose next token is `following[token]`: its layers compute, and add zeros."""
+    generator = torch.Generator().manual_seed(seed)
+    wide, inner = size["hidden_size"], size["intermediate_size"]
+    heads = wide // 64
+    shapes = {
+        "self_attn.q_proj": (wide, wide),
+        "self_attn.k_proj": (wide // 2, wide),
+        "self_attn.v_proj": (wide // 2, wide),
+        "self_attn.o_proj": (wide, wide),
+        "mlp.gate_proj": (inner, wide),
+        "mlp.up_proj": (inner, wide),
+        "mlp.down_proj": (wide, inner),
+    }
+    table = torch.randn(VOCAB, wide, generator=generator).bfloat16()
+    head = torch.empty_like(table)
+    head[following] = table
+    tensors = {"model.embed_tokens.weight": table, "lm_head.weight": head}
+    tensors["model.norm.weight"] = torch.ones(wide).bfloat16()
+    for layer in range(size["num_hidden_layers"]):
+        for name, shape in shapes.items():
+            values = torch.randn(shape, generator=generator).bfloat16()
+            if name.endswith(("o_proj", "down_proj")):
+                values.zero_()
+            tensors[f"model.layers.{layer}.{name}.weight"] = values
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"model.layers.{layer}.{name}.weight"] = torch.ones(wide).bfloat16()
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    counts = {"num_attention_heads": heads, "num_key_value_heads": heads // 2}
+    (folder / "config.json").write_text(json.dumps({**CONFIG, **size, **counts}))
+    return folder
+
+
+def write_pair(folder: Path, agree: float) -> tuple[Path, Path]:
+    """A model and its draft model, which agree on a share of the tokens."""
+    generator = torch.Generator().manual_seed(0)
+    order = torch.randperm(VOCAB, generator=generator)
+    following = torch.empty_like(order)
+    following[order] = order.roll(-1)  # one cycle through all tokens
+    other = following.clone()
+    wrong = torch.nonzero(torch.rand(VOCAB, generator=generator) > agree)[:, 0]
+    other[wrong] = following[wrong].roll(1)
+    target = write_model(folder / "target", TARGET, following, 1)
+    return target, write_model(folder / "draft", DRAFT, other, 2)
+
+
+def rate_of(
+    engine: Engine, prompts: Sequence[list[int]], tokens: int, speculate: bool, run: int
+) -> float:
+    """Tokens per second of requests at once, from the first token of the last of them on."""
+    for index, prompt in enumerate(prompts):
+        rules = Sampling(temperature=0, max_tokens=tokens, ignore_eos=True)
+        request = TokenRequest(
+            id=f"{speculate} {run} {index}",
+            tokens=prompt,
+            sampling=rules,
+            speculate=speculate,
+            cache=False,
+        )
+        engine.submit(request)
+    begun, count, start = set[str](), 0, 0.0
+    while engine.busy:
+        for output in engine.step():
+            assert output.error is None, output.error
+            begun.add(output.id)
+            if start:
+                count += len(output.tokens)
+        if not start and len(begun) == len(prompts):
+            start = time.perf_counter()
+    return count / (time.perf_counter() - start)
+
+
+def compare(
+    title: str, engine: Engine, prompts: Sequence[list[int]], tokens: int, runs: int
+) -> None:
+    """Print the medians of rates with and without drafts; the first run is not counted."""
+    rates: dict[bool, list[float]] = {False: [], True: []}
+    for run in range(runs + 1):
+        before = engine.stats()
+        drafted, accepted = before.drafted_tokens, before.accepted_tokens
+        for speculate in (False, True):
+            rates[speculate].append(rate_of(engine, prompts, tokens, speculate, run))
+    stats = engine.stats()
+    off, on = (statistics.median(rates[key][1:]) for key in (False, True))
+    ratios = [a / b for a, b in zip(rates[True][1:], rates[False][1:], strict=True)]
+    print(
+        f"{title}, {len(prompts)} streams: {off:.1f} tok/s without, {on:.1f} with, "
+        f"{statistics.median(ratios):.2f}; last run {stats.accepted_tokens - accepted} of "
+        f"{stats.drafted_tokens - drafted} drafts accepted",
+        flush=True,
+    )
+
+
+def prompts_of(streams: int) -> list[list[int]]:
+    rng = random.Random(streams)
+    return [[rng.randrange(VOCAB) for _ in range(16)] for _ in range(streams)]
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("pair", "text"))
+    parser.add_argument("-m", "--model")
+    parser.add_argument("--speculate", default="ngram")
+    parser.add_argument("--agree", default="0.7,0.3")
+    parser.add_argument("--streams", default="1,8")
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--quant", default="q8_0")
+    parser.add_argument("--runs", type=int, default=5)
+    args = parser.parse_args(words)
+    streams = [int(text) for text in args.streams.split(",")]
+    if args.what == "text":
+        with ostro.load(args.model, speculate=args.speculate, context=2048) as model:
+            prompt = model.prompt([{"role": "user", "content": TEXT}]).tokens
+            for count in streams:
+                compare(args.speculate, model.engine, [prompt] * count, args.tokens, args.runs)
+        return
+    for agree in map(float, args.agree.split(",")):
+        with tempfile.TemporaryDirectory() as folder:
+            target, draft = map(str, write_pair(Path(folder), agree))
+            settings = Settings(reference=target, speculate=draft, quant=args.quant, context=2048)
+            plugins = PluginManager()
+            plugins.load(settings)
+            models, _ = open_engine([ModelSpec(settings)], plugins, lambda *_: None)
+            engine = models.entries[DEFAULT].tokens
+            assert engine is not None
+            for count in streams:
+                title = f"agree {agree:.0%}"
+                compare(title, engine, prompts_of(count), args.tokens, args.runs)
+            models.close()
+
+
+if __name__ == "__main__":
+    main()

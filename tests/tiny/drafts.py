@@ -1,0 +1,53 @@
+"""Requests and engines of the tests of speculative decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ostro.core.engine.draft_length import StepCosts
+from ostro.core.engine.engine import Engine
+from ostro.core.engine.speculation import Speculation
+from ostro.core.messages.requests import Sampling, TokenRequest
+from ostro.plugins.conformance.parity import Subject
+
+Tokens = dict[tuple[str, int], list[int]]
+LENGTH = 40
+
+
+class Free(StepCosts):
+    """Costs that are never known: the number of drafts follows their acceptance alone."""
+
+    def add(self, rows: int, seconds: float) -> None:
+        pass
+
+
+def requests_of(tiny: Subject, **rules: Any) -> list[TokenRequest]:
+    """Greedy and sampled requests, one of them of two choices."""
+    base: dict[str, Any] = {"max_tokens": LENGTH, "ignore_eos": True} | rules
+    return [
+        TokenRequest(id="greedy", tokens=tiny.prompt[:9], sampling=Sampling(temperature=0, **base)),
+        TokenRequest(
+            id="sampled",
+            tokens=tiny.prompt[:17],
+            sampling=Sampling(temperature=1.5, seed=3, top_k=50, n=2, logprobs=1, **base),
+        ),
+        TokenRequest(id="plain", tokens=tiny.prompt[3:12], sampling=Sampling(seed=5, **base)),
+    ]
+
+
+def run(engine: Engine, requests: Sequence[TokenRequest]) -> Tokens:
+    found: Tokens = {}
+    for request in requests:
+        engine.submit(request)
+    for output in engine.drain():
+        found.setdefault((output.id, output.index), []).extend(output.tokens)
+    return found
+
+
+def speculating(engine: Engine, proposer: Any) -> Speculation:
+    """The speculation of an engine with a proposer, whatever its steps cost."""
+    speculation = Speculation(proposer, engine.scheduler.max_seqs, engine.vocab)
+    speculation.costs = Free()
+    engine.scheduler.speculation = speculation
+    return speculation
