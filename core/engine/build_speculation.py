@@ -7,6 +7,7 @@ from typing import cast
 
 import torch
 
+from ostro.core.device import format_bytes
 from ostro.core.engine.blocks import BlockManager, CacheGroup
 from ostro.core.engine.draft_model import DraftModel, check_vocabularies, draft_settings
 from ostro.core.engine.runner import ModelRunner
@@ -75,8 +76,8 @@ def build_speculation(
         check_draft(loaded, loaded.draft, settings, plugins, draft_blocks)
         runner = draft_runner(loaded.draft, settings, draft_blocks, captured, rows)
         proposer = DraftModel(runner, seqs, rows, vocab)
-        size = loaded.draft.nbytes
-        loaded.explain.append(f"draft model {settings.speculate}: {size} bytes of weights")
+        size = format_bytes(loaded.draft.nbytes)
+        loaded.explain.append(f"draft model {settings.speculate}: {size} of weights")
     return Speculation(proposer, seqs, vocab, plugins.explain)
 
 

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from tiny.drafts import LENGTH, Free, requests_of, run
 
 from ostro.core.engine.build import draft_model, make_ready
+from ostro.core.engine.draft_model import DraftModel
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.speculation import DraftRequest
 from ostro.core.messages.requests import Sampling, TokenRequest
@@ -78,6 +79,22 @@ def test_answers_are_the_same_with_a_draft_of_other_weights(
     assert blocks_used(engine) == 0
 
 
+Proposals = list[tuple[list[int], list[int]]]
+
+
+def recorded(draft: DraftModel, monkeypatch: pytest.MonkeyPatch) -> Proposals:
+    """The tokens and the drafts of each request that gets some."""
+    proposals, propose = Proposals(), draft.propose
+
+    def record(requests: Sequence[DraftRequest]) -> list[list[int]]:
+        drafts = propose(requests)
+        proposals.extend((list(r.tokens), d) for r, d in zip(requests, drafts, strict=True) if d)
+        return drafts
+
+    monkeypatch.setattr(draft, "propose", record)
+    return proposals
+
+
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("blocks", [64, 12])
 def test_drafts_are_the_greedy_tokens_of_the_draft_model(
@@ -88,15 +105,7 @@ def test_drafts_are_the_greedy_tokens_of_the_draft_model(
     engine = with_draft(tiny, source, rows=16, blocks=blocks)
     draft = draft_model(engine)
     assert draft is not None
-    proposals = list[tuple[list[int], list[int]]]()
-    propose = draft.propose
-
-    def record(requests: Sequence[DraftRequest]) -> list[list[int]]:
-        drafts = propose(requests)
-        proposals.extend((list(r.tokens), d) for r, d in zip(requests, drafts, strict=True) if d)
-        return drafts
-
-    monkeypatch.setattr(draft, "propose", record)
+    proposals = recorded(draft, monkeypatch)
     rules = {"temperature": 0.4, "top_k": 2}
     for each in requests_of(tiny):
         engine.submit(replace(each, sampling=replace(each.sampling, **rules)))
@@ -159,6 +168,23 @@ def test_a_draft_model_without_room_drafts_nothing(tiny: Subject) -> None:
     for pool, block in held:
         pool.release(block)
     assert blocks_used(engine) == 0
+
+
+def test_a_sequence_without_room_leaves_it_to_others(tiny: Subject) -> None:
+    """With room for one sequence and a half, one of two has drafts until its end."""
+    rules = Sampling(temperature=0, max_tokens=100, ignore_eos=True)
+    engine = with_draft(tiny, tiny)
+    draft = draft_model(engine)
+    assert draft is not None
+    for group in draft.runner.blocks.groups:
+        for _ in range(64 - 9):
+            group.pool.allocate()
+    before = engine.stats().steps
+    for i in range(2):
+        tokens = tiny.prompt[i : i + 10]
+        engine.submit(TokenRequest(id=str(i), tokens=tokens, sampling=rules))
+    engine.drain()
+    assert engine.stats().steps - before < 30
 
 
 def test_a_token_that_only_the_model_knows_turns_drafts_off(tiny: Subject, other: Subject) -> None:
