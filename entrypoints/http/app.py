@@ -64,7 +64,7 @@ from ostro.entrypoints.http.middleware import (
 from ostro.entrypoints.http.root_path import RootPath
 from ostro.entrypoints.operations.admin import Admin
 from ostro.entrypoints.operations.documents import Documents
-from ostro.entrypoints.operations.executor import make_acting, make_executor
+from ostro.entrypoints.operations.executor import make_acting, make_executor, make_max_body
 from ostro.entrypoints.operations.keys import KeyRing
 from ostro.entrypoints.operations.operations import Operations
 from ostro.entrypoints.operations.quotas import Quotas
@@ -164,7 +164,13 @@ def make_app(
     app.state.metrics = EngineMetrics(service, requests, state)
     execute = make_executor(routes, operations, ring, quotas)
     state.limits.key_of = ring.key_of
-    operations.documents = Documents(state, execute, operations, make_acting(ring, quotas))
+    operations.documents = Documents(
+        state,
+        execute,
+        operations,
+        make_acting(ring, quotas),
+        make_max_body(routes, operations),
+    )
     operations.files = operations.documents.files
     return app
 

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from codecs import BOM_UTF8
 from collections.abc import AsyncGenerator, AsyncIterator
+from functools import partial
 from typing import Annotated, BinaryIO, Literal
 
 import msgspec
 
+from ostro.core.errors import RequestError
 from ostro.entrypoints.operations.batches import Batch, BatchUsage
+from ostro.entrypoints.operations.decoding import SMALL, decode_aside
+from ostro.entrypoints.operations.json_scanner import check_text
 from ostro.entrypoints.operations.state import State
 
-MAX_LINE = 50 << 20
-"""Limit on the bytes of a line."""
-MAX_LINES = 50_000
-"""Limit on the requests of a batch."""
+LINE_SLACK = 8 << 10
+"""Bytes of a line besides its body."""
+MAX_REQUESTS, MAX_LINES = 50_000, 100_000
+"""Limits on the requests of a batch, and on their lines with blank ones."""
 GROUP_BYTES = 1 << 20
 """Bytes of lines that are read at a time."""
+GROUP_LINES = 1000
+"""Lines that are read at a time."""
 PAGE = 16
 """Results that are read at a time."""
 EXPIRED, CANCELLED = "batch_expired", "batch_cancelled"
@@ -25,12 +32,25 @@ FALSE, NULL = msgspec.Raw(b"false"), msgspec.Raw(b"null")
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A request of a batch. The route decodes the JSON of the fields of its body."""
+    """A request of a batch; `body` is JSON, which the route decodes."""
 
     custom_id: Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
     method: Literal["POST"]
     url: str
-    body: dict[str, msgspec.Raw]
+    body: msgspec.Raw
+
+
+class _Options(msgspec.Struct, kw_only=True):
+    """The members of a request's body that a batch reads. The body is an object."""
+
+    stream: msgspec.Raw = FALSE
+    background: msgspec.Raw = FALSE
+
+
+class _Named(msgspec.Struct, kw_only=True):
+    """The member of an invalid line that its result needs."""
+
+    custom_id: str | None = None
 
 
 class LineResponse(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,42 +113,56 @@ def line_id(number: int) -> str:
     return f"{number:032x}"
 
 
-async def read_lines(file: BinaryIO) -> AsyncGenerator[tuple[int, bytes], None]:
-    """Yield the lines that are not blank, with their numbers from 1, and close the file.
+async def read_lines(
+    file: BinaryIO, limit: int | None = None
+) -> AsyncGenerator[tuple[int, bytes], None]:
+    """Yield the lines with their numbers from 1, blank ones as b"", and close the file.
 
-    Of a line beyond `MAX_LINE` the first `MAX_LINE + 1` bytes are yielded.
+    limit: on the bytes of a line. Of a longer line the first `limit + 1` bytes are yielded.
     """
     number = 0
     with file:
-        while group := await asyncio.to_thread(read_group, file):
+        while group := await asyncio.to_thread(read_group, file, limit):
             for line in group:
                 number += 1
-                if line.strip():
-                    yield number, line
+                # Editors of Windows write a byte order mark.
+                yield number, line.removeprefix(BOM_UTF8) if number == 1 else line
 
 
-def read_group(file: BinaryIO) -> list[bytes]:
-    """Read some lines; none at the end of the file."""
-    lines, size = list[bytes](), 0
-    while size < GROUP_BYTES:
-        line = file.readline(MAX_LINE + 1)
+def read_group(file: BinaryIO, limit: int | None = None) -> list[bytes]:
+    """Read some lines, as `read_lines`; none at the end of the file."""
+    lines, size, most = list[bytes](), 0, -1 if limit is None else limit + 1
+    while size < GROUP_BYTES and len(lines) < GROUP_LINES:
+        line = file.readline(most)
         if not line:
             break
-        lines.append(line)
+        lines.append(b"" if line.isspace() else line)
         size += len(line)
-        while len(line) == MAX_LINE + 1 and not line.endswith(b"\n"):
-            line = file.readline(MAX_LINE + 1)  # skip the rest
-            size += len(line)
+        long = len(line) == most and not line.endswith(b"\n")
+        while long:
+            rest = file.readline(GROUP_BYTES)
+            size += len(rest)
+            long = len(rest) == GROUP_BYTES and not rest.endswith(b"\n")
     return lines
 
 
-def parse_line(data: bytes, endpoint: str | None) -> Line | LineError:
-    """Return the request of a line, or what is wrong with it. endpoint: its route, None for any."""
-    if len(data) > MAX_LINE:
-        return LineError(code="line_too_long", message=f"the line exceeds {MAX_LINE} bytes")
+async def parse_line(data: bytes, endpoint: str | None, limit: int) -> Line | LineError:
+    """Return the request of a line, or what is wrong with it.
+
+    endpoint: its route, None for any. limit: on the bytes of the line.
+    """
+    if len(data) > limit:
+        return LineError(code="line_too_long", message=f"the line exceeds {limit} bytes")
+    return await decode_aside(len(data), partial(decode_line, data, endpoint))
+
+
+def decode_line(data: bytes, endpoint: str | None) -> Line | LineError:
+    """Return the request of a line, or what is wrong with it. endpoint: as in `parse_line`."""
     try:
+        check_large(data)
         line = msgspec.json.decode(data, type=Line)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        options = msgspec.json.decode(line.body, type=_Options)
+    except (RequestError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         return LineError(code="invalid_line", message=f"the line is invalid: {error}"[:500])
     if endpoint is not None and line.url != endpoint:
         return LineError(
@@ -136,19 +170,32 @@ def parse_line(data: bytes, endpoint: str | None) -> Line | LineError:
             message=f"the url is {line.url!r:.100}, that of the batch {endpoint!r}",
         )
     for name in ("stream", "background"):
-        if line.body.get(name, FALSE) not in (FALSE, NULL):
+        if getattr(options, name) not in (FALSE, NULL):
             return LineError(code="unsupported", message=f"{name} is not supported in a batch")
     return line
 
 
-def custom_id_of(data: bytes) -> str | None:
+async def custom_id_of(data: bytes, limit: int) -> str | None:
+    """Return the custom_id of an invalid line, None without one, and for a line beyond a limit."""
+    if len(data) > limit:
+        return None
+    return await decode_aside(len(data), partial(decode_custom_id, data))
+
+
+def decode_custom_id(data: bytes) -> str | None:
     """Return the custom_id of an invalid line, None without one."""
     try:
-        found = msgspec.json.decode(data[: MAX_LINE + 1])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        check_large(data)
+        id = msgspec.json.decode(data, type=_Named).custom_id
+    except (RequestError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    id = found.get("custom_id") if isinstance(found, dict) else None
-    return id[:512] if isinstance(id, str) else None
+    return None if id is None else id[:512]
+
+
+def check_large(data: bytes) -> None:
+    """Raise RequestError for a large line that is costly to decode."""
+    if len(data) > SMALL:
+        check_text(data)
 
 
 def usage_of(result: LineResult) -> tuple[str | None, BatchUsage]:

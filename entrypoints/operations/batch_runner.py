@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +22,9 @@ from ostro.core.store import new_id
 from ostro.entrypoints.operations.batch_lines import (
     CANCELLED,
     EXPIRED,
+    LINE_SLACK,
     MAX_LINES,
+    MAX_REQUESTS,
     Line,
     LineError,
     LineResponse,
@@ -46,6 +48,7 @@ from ostro.entrypoints.operations.batches import (
     kind_of,
 )
 from ostro.entrypoints.operations.caller import Caller
+from ostro.entrypoints.operations.decoding import MAX_BYTES
 from ostro.entrypoints.operations.files import KIND as FILE_KIND
 from ostro.entrypoints.operations.files import File, Files, seconds_of
 from ostro.entrypoints.operations.jobs import LEASE_SECONDS, POLL_SECONDS, JobRunner
@@ -62,8 +65,8 @@ MAX_OUTPUT = 1 << 40
 """Limit on the bytes of a file of results."""
 RETRY_SECONDS = 0.5, 30.0
 """First and longest wait before a request is repeated for which the server had no capacity."""
-Execute = Callable[[str, Mapping[str, Any], str], Awaitable[tuple[int, bytes]]]
-"""Runs a request: its route, its body and the caller's name give the status and the JSON of a
+Execute = Callable[[str, bytes | msgspec.Raw, str], Awaitable[tuple[int, bytes]]]
+"""Runs a request: its route, the JSON of its body and the caller's name give the status and the JSON of a
 response. The permissions and limits are those that the caller has when the request runs. Raises
 `Busy`.
 """
@@ -91,14 +94,17 @@ class BatchRunner(JobRunner):
         files: Files,
         execute: Execute,
         *,
+        max_body: Callable[[str], int] = lambda path: MAX_BYTES,
         slots: int = SLOTS,
         poll: float = POLL_SECONDS,
         lease: float = LEASE_SECONDS,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """slots: requests that run at once. poll, lease, clock: as in `JobRunner`."""
+        """max_body: returns the limit on the bytes of a route's body. slots: requests that run at
+        once. poll, lease, clock: as in `JobRunner`.
+        """
         super().__init__(state, poll=poll, lease=lease, clock=clock)
-        self.files, self.execute = files, execute
+        self.files, self.execute, self.max_body = files, execute, max_body
         self.slots = asyncio.Semaphore(slots)
 
     async def work(self, owner: str, id: str) -> None:
@@ -130,6 +136,14 @@ class BatchRun:
     def kind(self) -> str:
         """The kind of the batch's document."""
         return kind_of(self.id)
+
+    @property
+    def max_line(self) -> int:
+        """The limit on the bytes of a line: that of its body, and some for the rest."""
+        request = self.batch.request
+        # Those without a file came in the body of one request.
+        body = MAX_BYTES if request is None else self.runner.max_body(request.endpoint)
+        return body + LINE_SLACK
 
     @property
     def state(self) -> State:
@@ -175,24 +189,26 @@ class BatchRun:
         request = self.batch.request
         if request is None:
             own = await self.state.get(self.owner, self.kind, self.id, Batch)
-            return read_lines(await self.state.open_blob(own.document))
+            return read_lines(await self.state.open_blob(own.document), self.max_line)
         try:
             found = await self.state.get(self.owner, FILE_KIND, request.input_file_id, File)
-            return read_lines(await self.state.open_blob(found.document))
+            return read_lines(await self.state.open_blob(found.document), self.max_line)
         except DocumentNotFound:
             raise InputLost from None
 
     async def count(self) -> None:
         """Count the requests, and begin or fail."""
-        total = 0
+        total, too_many = 0, False
         async with aclosing(await self.lines()) as lines:
-            async for _ in lines:
-                total += 1
-        if total == 0:
-            await self.fail("empty_file", "the input file has no requests")
-        elif total > MAX_LINES:
-            text = f"the input file has {total} requests, more than {MAX_LINES}"
+            async for number, data in lines:
+                total += bool(data)
+                if too_many := total > MAX_REQUESTS or number > MAX_LINES:
+                    break
+        if too_many:
+            text = f"the input file has more than {MAX_REQUESTS} requests or {MAX_LINES} lines"
             await self.fail("too_many_requests", text)
+        elif total == 0:
+            await self.fail("empty_file", "the input file has no requests")
         else:
             await self.enter("in_progress", total=total)
 
@@ -264,11 +280,12 @@ class BatchRun:
         try:
             async with asyncio.TaskGroup() as group, aclosing(await self.lines()) as lines:
                 async for number, data in lines:
-                    if line_id(number) in self.done:
+                    if not data or line_id(number) in self.done:
                         continue
-                    line = error or self.parse(data)
+                    line = error or await self.parse(data)
                     if isinstance(line, LineError):
-                        await self.store(number, custom_id_of(data), error=line)
+                        id = await custom_id_of(data, self.max_line)
+                        await self.store(number, id, error=line)
                         continue
                     await self.room.wait()
                     begun = asyncio.Event()
@@ -277,10 +294,11 @@ class BatchRun:
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
 
-    def parse(self, data: bytes) -> Line | LineError:
+    async def parse(self, data: bytes) -> Line | LineError:
         """Return the request of a line, or what is wrong with it."""
         request = self.batch.request
-        line = parse_line(data, None if request is None else request.endpoint)
+        endpoint = None if request is None else request.endpoint
+        line = await parse_line(data, endpoint, self.max_line)
         if isinstance(line, Line):
             if line.custom_id in self.names:
                 text = f"the custom_id {line.custom_id!r:.100} is used twice"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from ostro.entrypoints.operations.batch_runner import BatchRunner, Execute
 from ostro.entrypoints.operations.batches import Batches
@@ -20,15 +21,20 @@ class Documents:
     """The stored documents of a server."""
 
     def __init__(
-        self, state: State, execute: Execute, operations: TextOperations, acting: Acting
+        self,
+        state: State,
+        execute: Execute,
+        operations: TextOperations,
+        acting: Acting,
+        max_body: Callable[[str], int],
     ) -> None:
         """execute: runs a request of a batch. operations: generate responses. acting: the context
-        of a response in the background.
+        of a response in the background. max_body: as in `BatchRunner`.
         """
         self.state = state
         self.files = Files(state)
         self.uploads = Uploads(state, self.files)
-        self.runner = BatchRunner(state, self.files, execute)
+        self.runner = BatchRunner(state, self.files, execute, max_body=max_body)
         self.batches = Batches(state, self.runner.notify)
         self.chats = StoredChats(state)
         self.responses = Responses(state, operations)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import Any, cast
@@ -47,9 +47,9 @@ def make_executor(
     They have the permissions and limits that the key has when they run, and a low priority. The
     routes include those of plugins, so that plugins can have batches of their own.
     """
-    handled = {route.name: route for route in routes if route.handler and not route.header}
+    handled = handled_by(routes)
 
-    async def execute(path: str, body: Mapping[str, Any], name: str) -> tuple[int, bytes]:
+    async def execute(path: str, body: bytes | msgspec.Raw, name: str) -> tuple[int, bytes]:
         route = handled.get(f"POST {path}")
         id = new_id("")
         token = REQUEST_ID.set(id)
@@ -61,8 +61,7 @@ def make_executor(
                 message = f"a batch cannot contain requests of {path:.200}"
                 return failure(None, 404, error_content(404, message, "unknown_url"))
             caller, key = named
-            data = msgspec.json.encode(body)
-            return 200, await run(route, data, operations, low(caller), quotas.of(name, key))
+            return 200, await run(route, bytes(body), operations, low(caller), quotas.of(name, key))
         except OstroError as error:
             if error.status in BUSY and not isinstance(error, FINAL):
                 raise Busy(getattr(error, "retry_after", None)) from error
@@ -74,6 +73,23 @@ def make_executor(
             REQUEST_ID.reset(token)
 
     return execute
+
+
+def make_max_body(routes: Sequence[Route], operations: Operations) -> Callable[[str], int]:
+    """Return the function that gives the limit on the bytes of the body of a path."""
+    handled = handled_by(routes)
+
+    def limit(path: str) -> int:
+        route = handled.get(f"POST {path}")
+        options = RequestBody() if route is None or route.body is None else route.body
+        return max_bytes(operations.service, options)
+
+    return limit
+
+
+def handled_by(routes: Sequence[Route]) -> dict[str, Route]:
+    """Return the routes whose requests a batch can contain, by name."""
+    return {route.name: route for route in routes if route.handler and not route.header}
 
 
 async def run(

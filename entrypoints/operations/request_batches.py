@@ -33,7 +33,8 @@ class RequestBatches(Batches):
         await self.state.room(caller.name)
         async with self.state.writing_blob() as blob:
             for id, body in requests:
-                line = Line(custom_id=id, method="POST", url=url, body=body)
+                raw = msgspec.Raw(msgspec.json.encode(body))
+                line = Line(custom_id=id, method="POST", url=url, body=raw)
                 await blob.write(msgspec.json.encode(line) + b"\n")
                 total += 1
         batch = Batch(id=new_id(f"{self.kind}_"), created=int(time.time()), total=total)

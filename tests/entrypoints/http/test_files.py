@@ -338,7 +338,7 @@ def test_another_key_finds_no_file_and_no_batch(keyed: tuple[Running, KeyRing]) 
     ring.keys = {digest: key for digest, key in ring.keys.items() if key.name != "bob"}
     operations: Any = None  # no request gets that far
     execute = make_executor([], operations, ring, Quotas())
-    status, body = asyncio.run(execute(URL, {}, "bob"))
+    status, body = asyncio.run(execute(URL, b"{}", "bob"))
     assert status == 401 and json.loads(body)["error"]["code"] == "invalid_api_key"
     for client in (ann, bob, eve):
         client.close()

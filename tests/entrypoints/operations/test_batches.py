@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
@@ -94,10 +95,8 @@ class Server:
         )
         self.batches = Batches(self.state, self.runner.notify)
 
-    async def execute(
-        self, url: str, given: Mapping[str, msgspec.Raw], name: str
-    ) -> tuple[int, bytes]:
-        body = msgspec.json.decode(msgspec.json.encode(given))
+    async def execute(self, url: str, given: bytes | msgspec.Raw, name: str) -> tuple[int, bytes]:
+        body = msgspec.json.decode(given)
         self.asked.append(body["n"])
         self.owners.add(name)
         self.now += 1
@@ -257,15 +256,75 @@ def test_one_bad_line_is_one_error_and_the_others_run(plugins: PluginManager, ba
     run(work, plugins)
 
 
-def test_a_long_line_is_an_error(plugins: PluginManager, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_lines, "MAX_LINE", 200)
+def test_a_line_beyond_the_limit_of_its_route_is_not_decoded(
+    plugins: PluginManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode, decoded = batch_lines.decode_line, list[int]()
+
+    def count(data: bytes, endpoint: str | None) -> Any:
+        decoded.append(len(data))
+        return decode(data, endpoint)
+
+    monkeypatch.setattr(batch_lines, "decode_line", count)
+    limit = 100 + batch_lines.LINE_SLACK
 
     async def work(server: Server) -> None:
-        long = line(1, body={"n": 1, "text": "x" * 1000})
-        done = await server.end_of(await server.create(jsonl(line(0), long, line(2))))
-        assert (done.completed, done.failed, done.total) == (2, 1, 3)
+        server.runner.max_body = lambda url: 100 if url == URL else 0
+        long = line(1, body={"n": 1, "text": "x" * (2 * batch_lines.GROUP_BYTES)})
+        done = await server.end_of(await server.create(jsonl(line(0), long, line(2), long)))
+        assert (done.completed, done.failed, done.total) == (2, 2, 4)
+        for error in await server.results(done.error_file):
+            assert error["error"]["code"] == "line_too_long"
+            assert error["error"]["message"] == f"the line exceeds {limit} bytes"
+
+    run(work, plugins)
+    assert len(decoded) == 2 and max(decoded) < limit
+
+
+COSTLY = {
+    "arrays": b"[" + b"[]," * 300_000 + b"[]]",
+    "members": b"{" + b",".join(b'"%x":0' % n for n in range(20_000)) + b"}",
+    "malformed": b"[" + b"[]," * 300_000 + b"[]",
+}
+
+
+@pytest.mark.parametrize("name", COSTLY)
+def test_a_costly_line_is_refused_before_it_is_decoded(name: str) -> None:
+    """A decoder holds the GIL, and so stops all streams, for longer the more values there are."""
+    data = b'{"custom_id": "a", "body": {"prompt": ' + COSTLY[name] + b"}}"
+    assert isinstance(found := batch_lines.decode_line(data, URL), LineError)
+    assert "the body has" in found.message
+    assert batch_lines.decode_custom_id(data) is None
+
+
+def test_a_large_line_is_decoded_in_a_thread(
+    plugins: PluginManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = set[str]()
+    for function in (batch_lines.decode_line, batch_lines.decode_custom_id):
+
+        def watched(*args: Any, function: Any = function) -> Any:
+            threads.add(threading.current_thread().name)
+            return function(*args)
+
+        monkeypatch.setattr(batch_lines, function.__name__, watched)
+
+    async def work(server: Server) -> None:
+        good, bad = ({"n": 1, "text": "x" * batch_lines.SMALL} for _ in range(2))
+        bad_line = line(2, body=bad, method="GET")
+        done = await server.end_of(await server.create(jsonl(line(1, body=good), bad_line)))
+        assert (done.completed, done.failed) == (1, 1)
         [error] = await server.results(done.error_file)
-        assert error["error"]["code"] == "line_too_long"
+        assert error["custom_id"] == "c2"
+
+    run(work, plugins)
+    assert len(threads) == 1 and "body" in threads.pop()
+
+
+def test_a_byte_order_mark_is_no_part_of_a_line(plugins: PluginManager) -> None:
+    async def work(server: Server) -> None:
+        done = await server.end_of(await server.create(b"\xef\xbb\xbf" + jsonl(line(0), line(1))))
+        assert (done.completed, done.failed) == (2, 0)
 
     run(work, plugins)
 
@@ -325,17 +384,22 @@ def test_a_caller_beyond_its_limit_does_not_delay_others(plugins: PluginManager)
 
 
 @pytest.mark.parametrize(
-    ("data", "code"), [(b"", "empty_file"), (b"\n \n", "empty_file"), (None, "too_many_requests")]
+    ("data", "code"),
+    [
+        (b"", "empty_file"),
+        (b"\n \n", "empty_file"),
+        (b"{}\n" * 11, "too_many_requests"),
+        (b"\n" * 21, "too_many_requests"),
+    ],
 )
 def test_a_file_that_is_no_batch_fails(
-    plugins: PluginManager, data: bytes | None, code: str, monkeypatch: pytest.MonkeyPatch
+    plugins: PluginManager, data: bytes, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_runner, "MAX_LINES", 10)
+    monkeypatch.setattr(batch_runner, "MAX_REQUESTS", 10)
+    monkeypatch.setattr(batch_runner, "MAX_LINES", 20)
 
     async def work(server: Server) -> None:
-        done = await server.end_of(
-            await server.create(jsonl(*(line(n) for n in range(11))) if data is None else data)
-        )
+        done = await server.end_of(await server.create(data))
         assert done.status == "failed" and not server.asked
         assert [each.code for each in done.faults] == [code]
         assert done.output_file is None and done.error_file is None
@@ -663,7 +727,7 @@ def test_counts_that_another_server_reports_last_do_not_stay(
 
 
 CHILD = """
-import asyncio, sys
+import asyncio, json, sys
 from ostro.core.plugins.manager import PluginManager
 from ostro.entrypoints.operations.batch_runner import BatchRunner
 from ostro.entrypoints.operations.files import Files
@@ -671,9 +735,9 @@ from ostro.entrypoints.operations.state import open_state
 
 async def execute(url, body, caller):
     await asyncio.sleep(0.01)
-    n = bytes(body["n"])
-    print(n.decode(), flush=True)
-    return 200, b'{"n": %s, "by": "child"}' % n
+    n = json.loads(bytes(body))["n"]
+    print(n, flush=True)
+    return 200, b'{"n": %d, "by": "child"}' % n
 
 async def main():
     plugins = PluginManager()

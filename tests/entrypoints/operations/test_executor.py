@@ -47,7 +47,7 @@ def run(
     operations: Any = SimpleNamespace(service=SimpleNamespace(takes_media=True, max_context=None))
     routes = [Route(name="POST /x", handler=handler, request=Request, **route)]
     execute = make_executor(routes, operations, ring or KeyRing(), Quotas())
-    status, data = asyncio.run(execute("/x", given, key))
+    status, data = asyncio.run(execute("/x", msgspec.json.encode(given), key))
     return status, json.loads(data)
 
 

@@ -79,7 +79,7 @@ def test_its_requests_run_in_batches(running: Running) -> None:
     execute = make_executor(state.routes, state.operations, KeyRing(), Quotas())
 
     def run(path: str, **body: Any) -> tuple[int, Any]:
-        work = execute(path, body, "")
+        work = execute(path, json.dumps(body).encode(), "")
         status, data = asyncio.run_coroutine_threadsafe(work, running.loop).result(60)
         return status, json.loads(data)
 
