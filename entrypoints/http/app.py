@@ -170,6 +170,7 @@ def make_app(
         operations,
         make_acting(ring, quotas),
         make_max_body(routes, operations),
+        ring.knows,
     )
     operations.files = operations.documents.files
     return app

@@ -45,6 +45,7 @@ class _Options(msgspec.Struct, kw_only=True):
 
     stream: msgspec.Raw = FALSE
     background: msgspec.Raw = FALSE
+    model: msgspec.Raw = NULL
 
 
 class _Named(msgspec.Struct, kw_only=True):
@@ -173,6 +174,12 @@ def decode_line(data: bytes, endpoint: str | None) -> Line | LineError:
         if getattr(options, name) not in (FALSE, NULL):
             return LineError(code="unsupported", message=f"{name} is not supported in a batch")
     return line
+
+
+def model_of(body: msgspec.Raw) -> str | None:
+    """Return the model that the body of a `Line` names, None for the default model."""
+    name = msgspec.json.decode(msgspec.json.decode(body, type=_Options).model)
+    return name if isinstance(name, str) else None
 
 
 async def custom_id_of(data: bytes, limit: int) -> str | None:

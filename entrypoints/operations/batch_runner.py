@@ -34,6 +34,7 @@ from ostro.entrypoints.operations.batch_lines import (
     encode_results,
     line_id,
     line_kind,
+    model_of,
     parse_line,
     read_lines,
     stored_results,
@@ -51,7 +52,13 @@ from ostro.entrypoints.operations.caller import Caller
 from ostro.entrypoints.operations.decoding import MAX_BYTES
 from ostro.entrypoints.operations.files import KIND as FILE_KIND
 from ostro.entrypoints.operations.files import File, Files, seconds_of
-from ostro.entrypoints.operations.jobs import LEASE_SECONDS, POLL_SECONDS, JobRunner
+from ostro.entrypoints.operations.jobs import (
+    LEASE_SECONDS,
+    POLL_SECONDS,
+    Elsewhere,
+    JobRunner,
+    Turns,
+)
 from ostro.entrypoints.operations.state import State
 
 log = logging.getLogger(__name__)
@@ -66,9 +73,9 @@ MAX_OUTPUT = 1 << 40
 RETRY_SECONDS = 0.5, 30.0
 """First and longest wait before a request is repeated for which the server had no capacity."""
 Execute = Callable[[str, bytes | msgspec.Raw, str], Awaitable[tuple[int, bytes]]]
-"""Runs a request: its route, the JSON of its body and the caller's name give the status and the JSON of a
-response. The permissions and limits are those that the caller has when the request runs. Raises
-`Busy`.
+"""Runs a request: its route, the JSON of its body and the caller's name give the status and the
+JSON of a response. The permissions and limits are those that the caller has when the request runs.
+Raises `Busy`.
 """
 
 
@@ -84,7 +91,10 @@ class Busy(Exception):
 
 
 class BatchRunner(JobRunner):
-    """Runs the batches of all callers until `run` is cancelled."""
+    """Runs the batches of all callers until `run` is cancelled.
+
+    `serves` returns whether the server has a model of this name.
+    """
 
     kind, name, most = JOB_KIND, "batch", MAX_RUNNING
 
@@ -105,7 +115,8 @@ class BatchRunner(JobRunner):
         """
         super().__init__(state, poll=poll, lease=lease, clock=clock)
         self.files, self.execute, self.max_body = files, execute, max_body
-        self.slots = asyncio.Semaphore(slots)
+        self.slots = Turns(slots)
+        self.serves: Callable[[str], bool] = lambda model: True
 
     async def work(self, owner: str, id: str) -> None:
         """Run a batch to its end."""
@@ -228,6 +239,15 @@ class BatchRun:
 
     async def run_all(self) -> None:
         """Run the requests that have no result yet, until a client cancels or the time is over."""
+        if not self.is_late():
+            await self.run_some()
+        await self.read_results()  # a cancelled request may have stored its result
+        if self.batch.status == "in_progress" and self.is_late():
+            await self.feed(LineError(code=EXPIRED, message="the batch has expired"))
+        await self.report()
+
+    async def run_some(self) -> None:
+        """Run requests until all have ended, a client cancels, or the time is over."""
         feeding = asyncio.ensure_future(self.feed())
         try:
             while not feeding.done():
@@ -241,10 +261,6 @@ class BatchRun:
                 await asyncio.gather(feeding, return_exceptions=True)
         if not feeding.cancelled():
             await feeding
-        await self.read_results()  # a cancelled request may have stored its result
-        if self.batch.status == "in_progress" and self.is_late():
-            await self.feed(LineError(code=EXPIRED, message="the batch has expired"))
-        await self.report()
 
     def is_late(self) -> bool:
         """Whether the time of the batch is over."""
@@ -274,9 +290,11 @@ class BatchRun:
     async def feed(self, error: LineError | None = None) -> None:
         """Run the requests in order, as many at once as there are slots.
 
-        error: the result to store instead of running them.
+        error: the result to store instead of running them. Raises Elsewhere at a request for a
+        model of the server that got the batch, which this one lacks.
         """
         self.room.set()
+        missing = {name for name in self.batch.models if not self.runner.serves(name)}
         try:
             async with asyncio.TaskGroup() as group, aclosing(await self.lines()) as lines:
                 async for number, data in lines:
@@ -287,6 +305,8 @@ class BatchRun:
                         id = await custom_id_of(data, self.max_line)
                         await self.store(number, id, error=line)
                         continue
+                    if missing and (model := model_of(line.body)) in missing:
+                        raise Elsewhere(f"waits for a server with the model {model!r}")
                     await self.room.wait()
                     begun = asyncio.Event()
                     group.create_task(self.execute(number, line, begun))
@@ -313,7 +333,7 @@ class BatchRun:
         """
         wait, longest = RETRY_SECONDS
         while True:
-            async with self.runner.slots:
+            async with self.runner.slots.slot(self.owner):
                 begun.set()
                 try:
                     status, body = await self.runner.execute(line.url, line.body, self.owner)

@@ -72,7 +72,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     `request` names the file of its requests. It is None for a batch of `RequestBatches`: the blob
     of the document has the requests, and their results after the end. total, completed and failed
     count requests; `unrun` counts those that failed because the batch was cancelled or expired.
-    `model` is that of the first response.
+    `model` is that of the first response, `models` are those of the server that got the batch, by
+    all their names.
     """
 
     id: str
@@ -86,6 +87,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     unrun: int = 0
     usage: BatchUsage = BatchUsage()
     model: str | None = None
+    models: Sequence[str] = ()
     faults: Sequence[BatchFault] = ()
     output_file: str | None = None
     error_file: str | None = None
@@ -123,12 +125,16 @@ class Batches:
     """The batches of callers. Methods raise as `State`; a caller finds its own batches only."""
 
     def __init__(
-        self, state: State, notify: Callable[[], None] = lambda: None, kind: str = KIND
+        self,
+        state: State,
+        notify: Callable[[], None] = lambda: None,
+        kind: str = KIND,
+        models: Callable[[], Sequence[str]] = list,
     ) -> None:
         """notify: called after a batch is created or cancelled. kind: that of the documents, and
-        the start of their ids before an underscore.
+        the start of their ids before an underscore. models: returns the names of the models.
         """
-        self.state, self.notify, self.kind = state, notify, kind
+        self.state, self.notify, self.kind, self.models = state, notify, kind, models
 
     async def create(self, request: BatchRequest, caller: Caller = ANYONE) -> Batch:
         """Begin a batch. Raises DocumentNotFound without its file, RequestError for its purpose."""
@@ -143,6 +149,7 @@ class Batches:
 
     async def begin(self, batch: Batch, caller: Caller, blob: AsyncBlob | None = None) -> Batch:
         """Store a batch and its job. blob: its requests."""
+        batch = msgspec.structs.replace(batch, models=self.models())
         await self.state.put(caller.name, self.kind, batch.id, batch, blob=blob, limited=True)
         await self.state.put(caller.name, JOB_KIND, batch.id, Job())
         self.notify()

@@ -27,25 +27,29 @@ class Documents:
         operations: TextOperations,
         acting: Acting,
         max_body: Callable[[str], int],
+        knows: Callable[[str], bool],
     ) -> None:
         """execute: runs a request of a batch. operations: generate responses. acting: the context
-        of a response in the background. max_body: as in `BatchRunner`.
+        of a response in the background. max_body: as in `BatchRunner`. knows: as in `JobRunner`.
         """
+        service = operations.service
         self.state = state
         self.files = Files(state)
         self.uploads = Uploads(state, self.files)
         self.runner = BatchRunner(state, self.files, execute, max_body=max_body)
-        self.batches = Batches(state, self.runner.notify)
+        self.runner.serves, self.models = service.serves, service.all_names
+        self.batches = Batches(state, self.runner.notify, models=self.models)
         self.chats = StoredChats(state)
         self.responses = Responses(state, operations)
         self.response_runner = ResponseRunner(self.responses, acting)
+        self.runner.knows = self.response_runner.knows = knows
         self.responses.notify = self.response_runner.notify
         self.conversations = self.responses.conversations
         self._running: list[asyncio.Task[None]] = []
 
     def batches_of(self, kind: str) -> RequestBatches:
         """Return the batches of a kind that needs no files; `kind` starts their ids."""
-        return RequestBatches(self.state, self.runner.notify, kind)
+        return RequestBatches(self.state, self.runner.notify, kind, self.models)
 
     async def start(self) -> None:
         """Open the store. Raises UsageError as `State.start`."""

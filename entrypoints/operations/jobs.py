@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from secrets import token_hex
 
@@ -22,6 +23,16 @@ from ostro.entrypoints.operations.state import State
 log = logging.getLogger(__name__)
 POLL_SECONDS, LEASE_SECONDS = 10.0, 30.0
 """Interval at which jobs are searched for, and length of a lease."""
+PAGE = 1000
+"""Jobs that are read at a time."""
+LEFT_SECONDS = 60.0
+"""Time for which a server does not try again a job that it had to leave to others."""
+ABANDONED_SECONDS = 25 * 3600.0
+"""Age at which any server ends a job whose key it does not know: no server has continued it."""
+
+
+class Elsewhere(OstroError):
+    """Only another server can do the job, or this one after a change."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,11 +42,53 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     until: float = 0.0
 
 
+class Turns:
+    """Slots that owners get in turn, however many requests of one owner wait."""
+
+    def __init__(self, slots: int) -> None:
+        self.free = slots
+        self.waiting: dict[str, deque[asyncio.Future[None]]] = {}  # the next owner is first
+
+    @asynccontextmanager
+    async def slot(self, owner: str) -> AsyncIterator[None]:
+        """Hold a slot within the block."""
+        if self.free:
+            self.free -= 1
+        else:
+            turn = asyncio.get_running_loop().create_future()
+            self.waiting.setdefault(owner, deque()).append(turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if not turn.cancelled():  # it has got a slot
+                    self.release()
+                raise
+        try:
+            yield
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """Give a slot to the next owner."""
+        while self.waiting:
+            owner = next(iter(self.waiting))
+            queue = self.waiting.pop(owner)
+            turn = queue.popleft()
+            if queue:
+                self.waiting[owner] = queue
+            if not turn.cancelled():
+                turn.set_result(None)
+                return
+        self.free += 1
+
+
 class JobRunner:
     """Does the jobs of one kind, of all owners, until `run` is cancelled.
 
     Subclasses define `work`, and what `forget` deletes besides the job. `name` is that of the
-    documents, for messages; `most` jobs are done at once.
+    documents, for messages. `most` jobs are done at once, and one of each owner in any case.
+    `knows` returns whether an owner is a caller of this server; jobs of others are left to the
+    servers that know them.
     """
 
     kind: str
@@ -54,7 +107,10 @@ class JobRunner:
         self.state, self.poll, self.lease, self.clock = state, poll, lease, clock
         self.server = token_hex(8)
         self.changed = asyncio.Event()
+        self.knows: Callable[[str], bool] = lambda owner: True
         self.running: dict[str, asyncio.Task[None]] = {}
+        self.owners = Counter[str]()  # of the jobs that run
+        self.left: dict[str, float] = {}  # jobs that only others can do, until when
 
     async def work(self, owner: str, id: str) -> None:
         """Do a job to its end. Raises DocumentNotFound if its document is deleted."""
@@ -88,29 +144,57 @@ class JobRunner:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def take(self) -> None:
-        """Start the jobs that no server works on, oldest first."""
-        page = await self.state.list(None, self.kind, Job, limit=1000, descending=False)
-        for each in page.items:
-            owner, id = each.document.owner, each.document.id
-            if id in self.running or len(self.running) >= self.most:
-                continue
+        """Start jobs that no server works on: the oldest of the owner of whom the fewest run."""
+        waiting = await self.waiting()
+        while waiting:
+            owner = min(waiting, key=self.owners.__getitem__)
+            if self.owners[owner] and len(self.running) >= self.most:
+                break
+            id = waiting[owner].popleft()
+            if not waiting[owner]:
+                del waiting[owner]
             if await self.claim(owner, id):
                 task = asyncio.create_task(self.hold(owner, id))
                 self.running[id] = task
-                task.add_done_callback(partial(self.release, id))
+                self.owners[owner] += 1
+                task.add_done_callback(partial(self.release, owner, id))
 
-    def release(self, id: str, _: asyncio.Task[None]) -> None:
+    async def waiting(self) -> dict[str, deque[str]]:
+        """Return the ids of the jobs that this server may start, oldest first, by owner."""
+        now, found = self.clock(), dict[str, deque[str]]()
+        self.left = {id: until for id, until in self.left.items() if until > now}
+        after, more = None, True
+        while more:
+            page = await self.state.list(
+                None, self.kind, Job, after=after, limit=PAGE, descending=False
+            )
+            for each in page.items:
+                owner, id = each.document.owner, each.document.id
+                after = id
+                mine = self.knows(owner) or now > each.document.created + ABANDONED_SECONDS
+                if mine and not (id in self.running or id in self.left or self.taken(each.value)):
+                    found.setdefault(owner, deque()).append(id)
+            more = page.has_more
+        return found
+
+    def taken(self, job: Job) -> bool:
+        """Whether another server has the lease of a job."""
+        now = self.clock()
+        return job.server != self.server and now < job.until < now + 10 * self.lease
+
+    def release(self, owner: str, id: str, _: asyncio.Task[None]) -> None:
         """Forget a task that has ended."""
         del self.running[id]
+        self.owners[owner] -= 1
+        self.owners += Counter()  # without owners of whom none runs
         self.changed.set()
 
     async def claim(self, owner: str, id: str, seconds: float | None = None) -> bool:
         """Take or renew the lease of a job. False if another server has it or it is gone."""
-        now = self.clock()
-        until = now + (self.lease if seconds is None else seconds)
+        until = self.clock() + (self.lease if seconds is None else seconds)
 
         def extend(job: Job) -> Job:
-            if job.server != self.server and now < job.until < now + 10 * self.lease:
+            if self.taken(job):
                 return job
             return msgspec.structs.replace(job, server=self.server, until=until)
 
@@ -133,6 +217,11 @@ class JobRunner:
             await work
         except DocumentNotFound:  # the document was deleted
             await self.forget(owner, id)
+        except Elsewhere as error:
+            log.warning("%s %s: %s", self.name, id, error)
+            self.left[id] = self.clock() + LEFT_SECONDS
+            with suppress(OstroError):
+                await self.claim(owner, id, 0.0)
         except StoreError as error:
             log.error("%s %s waits for the store: %s", self.name, id, error)
             await asyncio.sleep(self.poll)

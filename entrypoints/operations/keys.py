@@ -195,8 +195,12 @@ class KeyRing:
         """The caller of this name and its key, as of now; None if the key is gone or expired."""
         key = self.key_of(name)
         if key is None:
-            return None if self.locked else (self.anonymous(), None)
+            return (self.anonymous(), None) if self.knows(name) else None
         return None if self.expired(key) else (self.caller(key), key)
+
+    def knows(self, name: str) -> bool:
+        """Whether a key has this name; "" is the caller without a key, if requests need none."""
+        return self.key_of(name) is not None if name else not self.locked
 
     def anonymous(self) -> Caller:
         """The caller of a request without a key, on a server whose routes need none."""

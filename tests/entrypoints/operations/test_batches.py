@@ -21,7 +21,7 @@ import pytest
 
 from ostro.core.errors import DocumentNotFound, RequestError, StoreError
 from ostro.core.plugins.manager import PluginManager
-from ostro.entrypoints.operations import batch_lines, batch_runner
+from ostro.entrypoints.operations import batch_lines, batch_runner, jobs
 from ostro.entrypoints.operations.batch_lines import (
     LineError,
     LineResult,
@@ -40,8 +40,9 @@ from ostro.entrypoints.operations.batches import (
     BatchRequest,
 )
 from ostro.entrypoints.operations.caller import Caller
+from ostro.entrypoints.operations.decoding import SMALL
 from ostro.entrypoints.operations.files import FileListRequest, FileRequest, Files
-from ostro.entrypoints.operations.jobs import Job, JobRunner
+from ostro.entrypoints.operations.jobs import Job, JobRunner, Turns
 from ostro.entrypoints.operations.state import State, open_state
 
 ANN, BOB = Caller(name="ann"), Caller(name="bob")
@@ -310,7 +311,7 @@ def test_a_large_line_is_decoded_in_a_thread(
         monkeypatch.setattr(batch_lines, function.__name__, watched)
 
     async def work(server: Server) -> None:
-        good, bad = ({"n": 1, "text": "x" * batch_lines.SMALL} for _ in range(2))
+        good, bad = ({"n": 1, "text": "x" * SMALL} for _ in range(2))
         bad_line = line(2, body=bad, method="GET")
         done = await server.end_of(await server.create(jsonl(line(1, body=good), bad_line)))
         assert (done.completed, done.failed) == (1, 1)
@@ -417,6 +418,100 @@ def test_files_of_another_purpose_or_owner_are_refused(plugins: PluginManager) -
             await server.batches.create(request, ANN)
         with pytest.raises(DocumentNotFound):
             await server.batches.create(request, BOB)
+
+    run(work, plugins)
+
+
+def test_many_batches_of_a_caller_do_not_keep_those_of_others(
+    plugins: PluginManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "PAGE", 2)
+    closed = [True]
+
+    def answer(body: Mapping[str, Any]) -> tuple[int, Any]:
+        return (429, {}) if body["n"] < 100 and closed[0] else succeed(body)
+
+    async def work(server: Server) -> None:
+        server.runner.most = 2
+        waiting = [await server.create(jsonl(line(n))) for n in range(5)]
+        while server.runner.owners["ann"] < 2:
+            await asyncio.sleep(0)
+        batch = await server.create(jsonl(line(100)), BOB)
+        assert (await server.end_of(batch, BOB)).completed == 1
+        assert server.runner.owners["ann"] == 2
+        closed.clear()
+        closed.append(False)
+        for each in waiting:
+            assert (await server.end_of(each)).completed == 1
+        while server.runner.running:
+            await asyncio.sleep(0)
+        assert not server.runner.owners
+
+    run(work, plugins, answer=answer)
+
+
+def test_owners_get_slots_in_turn() -> None:
+    async def main() -> list[str]:
+        turns, order = Turns(1), list[str]()
+
+        async def hold(name: str) -> None:
+            async with turns.slot(name[0]):
+                order.append(name)
+                await asyncio.sleep(0)
+
+        names = ("a1", "a2", "a3", "a4", "b1", "b2", "c1")
+        tasks = {name: asyncio.create_task(hold(name)) for name in names}
+        await asyncio.sleep(0)
+        tasks["a2"].cancel()
+        for _ in range(100):  # a task that is cancelled when it has its slot gives it on
+            await asyncio.sleep(0)
+            if order[-1] == "a3":
+                tasks["b2"].cancel()
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
+        assert turns.free == 1 and not turns.waiting
+        return order
+
+    assert run_async(main()) == ["a1", "b1", "c1", "a3", "a4"]
+
+
+def test_a_batch_of_an_unknown_key_is_left_to_other_servers(plugins: PluginManager) -> None:
+    async def work(server: Server) -> None:
+        server.runner.knows = lambda owner: owner == "bob"
+        batch = await server.create(jsonl(line(0), line(1)))
+        bobs = await server.create(jsonl(line(2)), BOB)
+        assert (await server.end_of(bobs, BOB)).completed == 1
+        await turns()
+        assert (await server.batches.get(batch.id, ANN)).status == "validating"
+        server.clock.offset = jobs.ABANDONED_SECONDS + 10
+        done = await server.end_of(batch)
+        assert (done.status, done.completed, done.failed) == ("expired", 0, 2)
+
+    assert run(work, plugins).asked == [2]
+
+
+def test_a_batch_waits_for_a_server_with_its_model(
+    plugins: PluginManager, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A name that no server has ever had is an error of its line."""
+
+    async def work(server: Server) -> None:
+        served = {"tiny"}
+        server.runner.serves = served.__contains__
+        server.batches.models = lambda: ["tiny", "one"]
+        bodies = [{"n": 0, "model": "tiny"}, {"n": 1, "model": "other"}, {"n": 2}]
+        bodies += [{"n": n, "model": "one"} for n in range(3, 30)]
+        batch = await server.create(jsonl(*(line(n, body=body) for n, body in enumerate(bodies))))
+        while "waits for a server with the model 'one'" not in caplog.text:
+            await asyncio.sleep(0)
+        await turns()
+        assert (await server.batches.get(batch.id, ANN)).status == "in_progress"
+        job = (await server.state.get("ann", JOB_KIND, batch.id, Job)).value
+        assert job.until <= server.clock() and not server.runner.running
+        assert set(server.asked) <= {0, 1, 2}
+        served.add("one")
+        server.clock.offset = jobs.LEFT_SECONDS + 1
+        done = await server.end_of(batch)
+        assert (done.status, done.completed, done.failed) == ("completed", 30, 0)
 
     run(work, plugins)
 

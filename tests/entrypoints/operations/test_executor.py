@@ -15,9 +15,9 @@ import pytest
 from ostro.core.errors import Overloaded, StepFailed, Unsupported
 from ostro.core.records import Content, RequestBody, Route
 from ostro.entrypoints.operations.batch_runner import Busy
-from ostro.entrypoints.operations.caller import Caller
+from ostro.entrypoints.operations.caller import Caller, Forbidden
 from ostro.entrypoints.operations.event_formats import JSON_LINES, NAMED_EVENTS
-from ostro.entrypoints.operations.executor import LOW_PRIORITY, make_executor
+from ostro.entrypoints.operations.executor import LOW_PRIORITY, make_acting, make_executor
 from ostro.entrypoints.operations.keys import KeyRing, sha256_of
 from ostro.entrypoints.operations.quotas import Quotas
 from ostro.entrypoints.operations.request_context import request_id
@@ -78,6 +78,17 @@ def test_the_key_needs_the_scope_of_the_route(tmp_path: Path) -> None:
     status, answer = run(echo, {}, ring=ring, key="a")
     assert status == 403 and "infer" in answer["error"]["message"]
     assert run(echo, {}, ring=ring, key="b")[0] == 401
+    assert run(echo, {}, ring=ring, key="")[0] == 401
+    assert ring.knows("a") and not ring.knows("b") and not ring.knows("")
+
+
+def test_a_server_without_keys_does_not_act_for_a_key() -> None:
+    """It may share a store with servers that have keys."""
+    ring = KeyRing.of(admin_key="admin")
+    assert run(echo, {}, ring=ring)[0] == 200 and ring.knows("")
+    assert run(echo, {}, ring=ring, key="a")[0] == 401 and not ring.knows("a")
+    with pytest.raises(Forbidden), make_acting(ring, Quotas())("a"):
+        pass
 
 
 def test_a_body_may_not_exceed_the_limit_of_the_route() -> None:
