@@ -1,11 +1,18 @@
-"""The store in memory. Its size is bounded: a new document replaces the oldest ones."""
+"""The store in memory. Its size is bounded: new documents replace the oldest ones.
+
+They replace those of the owner who stores the most. So an owner keeps what it stores as long as
+that is less than its share of the limit.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from heapq import merge
 from io import BytesIO
+from itertools import islice
 from secrets import token_hex
 from threading import RLock
 from typing import BinaryIO
@@ -14,7 +21,9 @@ from ostro import BlobWriter, Document, DocumentStore, StoreUsage
 from ostro.errors import StoreConflict, StoreError
 
 LIMIT = 1 << 30
-"""Limit on the bytes of all bodies and blobs."""
+"""Limit on the bytes of all documents with their blobs. Blobs being written may have half of it in
+addition.
+"""
 OVERHEAD = 512
 """Approximate bytes of a document besides its body."""
 Key = tuple[str, str, str]
@@ -23,6 +32,14 @@ Key = tuple[str, str, str]
 def open_store(location: str) -> DocumentStore:
     """Return a new, empty store. The location is "memory"."""
     return MemoryStore()
+
+
+@dataclass
+class Share:
+    """The documents of an owner, oldest first, and their bytes with blobs."""
+
+    nbytes: int = 0
+    keys: dict[Key, None] = field(default_factory=dict)
 
 
 class MemoryBlob:
@@ -38,12 +55,18 @@ class MemoryBlob:
 
     def commit(self) -> None:
         """Make the blob readable."""
-        self.store.blobs[self.name], self.data = self.data, bytearray()
+        with self.store.lock:
+            self.store.blobs[self.name], self.data = self.data, bytearray()
+            self.store.loose.add(self.name)
 
     def discard(self) -> None:
         """Delete the blob."""
-        self.store.release(self.data or self.store.blobs.pop(self.name, b""))
-        self.data = bytearray()
+        with self.store.lock:
+            self.store.writing -= len(self.data)
+            self.data = bytearray()
+            if self.name in self.store.loose:
+                self.store.writing -= len(self.store.adopt(self.name))
+                del self.store.blobs[self.name]
 
 
 class MemoryStore:
@@ -53,26 +76,28 @@ class MemoryStore:
         """limit: on the bytes of all documents and blobs. clock: returns seconds since 1970."""
         self.limit, self.clock = limit, clock
         self.documents: dict[Key, Document] = {}
+        self.kinds: dict[str, dict[str, list[str]]] = {}  # ids in order, by kind and owner
+        self.shares: dict[str, Share] = {}  # by owner
         self.blobs: dict[str, bytes | bytearray] = {}
-        self.nbytes = 0  # of documents, and of blobs, those being written included
+        self.loose: set[str] = set()  # blobs that no document has yet
+        self.nbytes = 0  # of documents with their blobs
+        self.writing = 0  # of blobs without a document
         self.lock = RLock()
 
     def reserve(self, count: int) -> None:
-        """Count new bytes, and delete the oldest documents beyond the limit.
-
-        Raises StoreError if the bytes being written exceed the limit on their own.
-        """
+        """Count bytes of a blob that is being written. Raises StoreError beyond the limit."""
         with self.lock:
-            while self.nbytes + count > self.limit and self.documents:
-                self.remove(next(iter(self.documents)))
-            if self.nbytes + count > self.limit:
-                raise StoreError(f"the store in memory has a limit of {self.limit} bytes")
-            self.nbytes += count
+            if self.writing + count > self.limit // 2:
+                raise StoreError(
+                    f"the store in memory has a limit of {self.limit // 2} bytes on the files that "
+                    "arrive at once; try again later, or start the server with --store FOLDER"
+                )
+            self.writing += count
 
-    def release(self, data: bytes | bytearray) -> None:
-        """Subtract the bytes of a deleted blob."""
-        with self.lock:
-            self.nbytes -= len(data)
+    def adopt(self, name: str) -> bytes | bytearray:
+        """Return a blob that a document gets or that is deleted."""
+        self.loose.remove(name)
+        return self.blobs[name]
 
     def put(self, document: Document, /, *, expected: int | None = None) -> int:
         key = (document.owner, document.kind, document.id)
@@ -83,11 +108,27 @@ class MemoryStore:
                 raise StoreConflict(
                     f"{document.id!r:.80} has version {stored}, expected {expected}; read it again"
                 )
+            if self.size(document) > self.limit:
+                raise StoreError(f"the store in memory has a limit of {self.limit} bytes")
             if old is not None:
                 self.remove(key, keep=document.blob)
-            self.reserve(size(document))
-            self.documents[key] = replace(document, version=stored + 1)
+            if document.blob in self.loose:
+                self.writing -= len(self.adopt(document.blob))
+            self.add(key, replace(document, version=stored + 1))
         return stored + 1
+
+    def add(self, key: Key, document: Document) -> None:
+        """Add a document, and remove others beyond the limit."""
+        owner, kind, id = key
+        self.documents[key] = document
+        insort(self.kinds.setdefault(kind, {}).setdefault(owner, []), id)
+        share, size = self.shares.setdefault(owner, Share()), self.size(document)
+        share.keys[key] = None
+        share.nbytes += size
+        self.nbytes += size
+        while self.nbytes > self.limit:
+            most = max(self.shares.values(), key=lambda each: each.nbytes)
+            self.remove(next(iter(most.keys)))
 
     def get(self, owner: str, kind: str, id: str, /) -> Document | None:
         found = self.documents.get((owner, kind, id))
@@ -104,39 +145,56 @@ class MemoryStore:
         descending: bool = False,
     ) -> Sequence[Document]:
         with self.lock:
-            found = [
-                each
-                for each in self.documents.values()
-                if each.kind == kind and owner in (None, each.owner) and self.is_live(each)
+            owners = self.kinds.get(kind, {})
+            groups = [
+                following(ids, name, after, descending)
+                for name, ids in owners.items()
+                if owner in (None, name)
             ]
-        found.sort(key=lambda each: each.id, reverse=descending)
-        if after is not None:
-            found = [each for each in found if each.id != after and (each.id < after) == descending]
-        return found[:limit]
+            found = (
+                self.documents[name, kind, id] for id, name in merge(*groups, reverse=descending)
+            )
+            return [*islice(filter(self.is_live, found), limit)]
 
     def delete(self, owner: str, kind: str, id: str | None = None, /) -> int:
-        def chosen(each: Document) -> bool:
-            return (each.owner, each.kind) == (owner, kind) and id in (None, each.id)
-
-        return self.remove_all(chosen)
+        with self.lock:
+            ids = [id] if id is not None else [*reversed(self.kinds.get(kind, {}).get(owner, []))]
+            keys = [key for each in ids if (key := (owner, kind, each)) in self.documents]
+            return self.remove_all(keys)
 
     def expire(self) -> int:
-        return self.remove_all(lambda each: not self.is_live(each))
-
-    def remove_all(self, chosen: Callable[[Document], bool]) -> int:
-        """Remove documents and return their count."""
         with self.lock:
-            keys = [key for key, each in self.documents.items() if chosen(each)]
-            for key in keys:
-                self.remove(key)
+            keys = [key for key, each in self.documents.items() if not self.is_live(each)]
+            return self.remove_all(keys)
+
+    def remove_all(self, keys: Sequence[Key]) -> int:
+        """Remove documents and return their count."""
+        for key in keys:
+            self.remove(key)
         return len(keys)
 
     def remove(self, key: Key, keep: str = "") -> None:
         """Remove a document, and its blob unless that is `keep`."""
-        found = self.documents.pop(key)
-        self.nbytes -= size(found)
+        owner, kind, id = key
+        found, share = self.documents.pop(key), self.shares[owner]
+        size = self.size(found)
+        self.nbytes -= size
+        share.nbytes -= size
+        del share.keys[key]
+        if not share.keys:
+            del self.shares[owner]
+        ids = self.kinds[kind][owner]
+        del ids[bisect_left(ids, id)]
+        if not ids:
+            del self.kinds[kind][owner]
+            if not self.kinds[kind]:
+                del self.kinds[kind]
         if found.blob != keep:
-            self.release(self.blobs.pop(found.blob, b""))
+            self.blobs.pop(found.blob, None)
+
+    def size(self, document: Document) -> int:
+        """Return the approximate bytes of a document with its blob."""
+        return OVERHEAD + len(document.body) + len(self.blobs.get(document.blob, b""))
 
     def is_live(self, document: Document) -> bool:
         """Whether a document is not expired."""
@@ -171,10 +229,18 @@ class MemoryStore:
         """Do nothing: deleted documents leave nothing behind."""
 
     def close(self) -> None:
-        self.documents.clear()
-        self.blobs.clear()
+        for each in (self.documents, self.kinds, self.shares, self.blobs, self.loose):
+            each.clear()
 
 
-def size(document: Document) -> int:
-    """Return the approximate bytes of a document without its blob."""
-    return OVERHEAD + len(document.body)
+def following(
+    ids: Sequence[str], owner: str, after: str | None, descending: bool
+) -> Iterator[tuple[str, str]]:
+    """Yield the ids that follow `after`, with their owner; `ids` are in order."""
+    if descending:
+        end = len(ids) if after is None else bisect_left(ids, after)
+        places = range(end - 1, -1, -1)
+    else:
+        places = range(0 if after is None else bisect_right(ids, after), len(ids))
+    for place in places:
+        yield ids[place], owner

@@ -22,19 +22,44 @@ def test_the_newest_documents_replace_the_oldest(make: Make) -> None:
         store.put(make("f", bytes(5000)))
 
 
-def test_blobs_count_while_they_are_written(make: Make) -> None:
+def blob(store: MemoryStore, size: int) -> str:
+    writer = store.create_blob()
+    writer.write(bytes(size))
+    writer.commit()
+    return writer.name
+
+
+def test_who_stores_the_most_loses_the_oldest_documents(make: Make) -> None:
+    """Others keep theirs, whatever arrives."""
+    store = MemoryStore(limit=10_000)
+    store.put(make("b", owner="bob", blob=blob(store, 1000)))
+    for id in "cdefghij":
+        store.put(make(id, blob=blob(store, 3000)))
+    assert [each.id for each in store.list("ann", "note")] == ["i", "j"]
+    assert store.get("bob", "note", "b") is not None
+    for id in "klmn":
+        store.put(make(id, owner="bob", blob=blob(store, 500)))
+    assert [each.id for each in store.list(None, "note")] == [*"bjklmn"]
+    assert store.nbytes == sum(each.nbytes for each in store.shares.values()) < store.limit
+
+
+def test_blobs_that_are_written_replace_no_document(make: Make) -> None:
     store = MemoryStore(limit=2000)
     store.put(make("old"))
     first, second = store.create_blob(), store.create_blob()
-    first.write(bytes(1200))
-    second.write(bytes(700))
-    assert store.get("ann", "note", "old") is None
-    with pytest.raises(StoreError):
-        second.write(bytes(200))
+    first.write(bytes(900))
+    second.write(bytes(100))
+    with pytest.raises(StoreError, match="1000 bytes on the files that arrive at once"):
+        second.write(bytes(1))
     first.discard()
     second.write(bytes(200))
+    second.commit()
     second.discard()
-    assert store.nbytes == 0
+    assert store.get("ann", "note", "old") is not None
+    assert (store.writing, store.loose, store.blobs) == (0, set(), {})
+    for _ in range(9):  # what is stored is not being written
+        store.put(make("new", blob=blob(store, 900)))
+    assert store.writing == 0 and len(store.blobs) == 1
 
 
 def test_deleted_documents_free_their_bytes(make: Make) -> None:
@@ -44,6 +69,7 @@ def test_deleted_documents_free_their_bytes(make: Make) -> None:
     writer.commit()
     store.put(make(blob=writer.name))
     store.put(make(body=b"longer", blob=writer.name))
-    assert store.nbytes == 106 + OVERHEAD
+    assert store.nbytes == 106 + OVERHEAD and not store.writing
     store.delete("ann", "note", "a")
-    assert store.nbytes == 0 and not store.blobs
+    assert store.nbytes == store.writing == 0
+    assert not (store.blobs or store.shares or store.kinds)
