@@ -46,24 +46,28 @@ class MemoryBlob:
     """A blob that is being written; see `ostro.BlobWriter`."""
 
     def __init__(self, store: MemoryStore) -> None:
-        self.name, self.store, self.data = token_hex(16), store, bytearray()
+        self.name, self.store, self.nbytes = token_hex(16), store, 0
+        self.data = BytesIO()
 
     def write(self, data: bytes, /) -> None:
         """Append bytes. Raises StoreError beyond the limit of the store."""
         self.store.reserve(len(data))
-        self.data += data
+        self.nbytes += len(data)
+        self.data.write(data)
 
     def commit(self) -> None:
         """Make the blob readable."""
         with self.store.lock:
-            self.store.blobs[self.name], self.data = self.data, bytearray()
+            # BytesIO gives and takes bytes without a copy, for which it would hold the GIL.
+            self.store.blobs[self.name] = self.data.getvalue()
             self.store.loose.add(self.name)
+            self.data, self.nbytes = BytesIO(), 0
 
     def discard(self) -> None:
         """Delete the blob."""
         with self.store.lock:
-            self.store.writing -= len(self.data)
-            self.data = bytearray()
+            self.store.writing -= self.nbytes
+            self.data, self.nbytes = BytesIO(), 0
             if self.name in self.store.loose:
                 self.store.writing -= len(self.store.adopt(self.name))
                 del self.store.blobs[self.name]
@@ -78,7 +82,7 @@ class MemoryStore:
         self.documents: dict[Key, Document] = {}
         self.kinds: dict[str, dict[str, list[str]]] = {}  # ids in order, by kind and owner
         self.shares: dict[str, Share] = {}  # by owner
-        self.blobs: dict[str, bytes | bytearray] = {}
+        self.blobs: dict[str, bytes] = {}
         self.loose: set[str] = set()  # blobs that no document has yet
         self.nbytes = 0  # of documents with their blobs
         self.writing = 0  # of blobs without a document
@@ -94,7 +98,7 @@ class MemoryStore:
                 )
             self.writing += count
 
-    def adopt(self, name: str) -> bytes | bytearray:
+    def adopt(self, name: str) -> bytes:
         """Return a blob that a document gets or that is deleted."""
         self.loose.remove(name)
         return self.blobs[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 
 import pytest
@@ -60,6 +61,19 @@ def test_blobs_that_are_written_replace_no_document(make: Make) -> None:
     for _ in range(9):  # what is stored is not being written
         store.put(make("new", blob=blob(store, 900)))
     assert store.writing == 0 and len(store.blobs) == 1
+
+
+def test_a_blob_is_read_without_a_copy(make: Make) -> None:
+    """A copy of a large one holds the GIL, and so stops all streams."""
+    store, size = MemoryStore(), 10_000_000
+    store.put(make(blob=blob(store, size)))
+    [name] = store.blobs
+    tracemalloc.start()
+    try:
+        assert len(store.open_blob(name).read(10)) == 10
+        assert tracemalloc.get_traced_memory()[1] < size / 10
+    finally:
+        tracemalloc.stop()
 
 
 def test_deleted_documents_free_their_bytes(make: Make) -> None:
