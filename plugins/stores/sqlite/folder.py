@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import re
+import shutil
 import stat
 import time
 from collections.abc import Container, Iterable, Iterator
@@ -19,6 +20,8 @@ from ostro.errors import StoreError, UsageError
 log = logging.getLogger(__name__)
 ABANDONED_SECONDS = 24 * 3600.0
 """Age at which a blob without a document is deleted; a request writes its blob in less time."""
+RESERVE_BYTES, RESERVE_SHARE = 1 << 20, 64
+"""Size of the reserve, and the least free space as a multiple of it at which it is written."""
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 NAME = re.compile(r"[0-9a-f]{32}")
 
@@ -111,6 +114,27 @@ class FileBlob:
             self.file.close()
         with suppress(OSError):
             self.path.unlink(missing_ok=True)
+
+
+class Reserve:
+    """A file that is deleted on a full disk, to make room for the log of a deletion."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def fill(self) -> None:
+        """Write the file, unless it exists or the disk is nearly full."""
+        with suppress(OSError):
+            if shutil.disk_usage(self.path.parent).free < RESERVE_SHARE * RESERVE_BYTES:
+                return
+            flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | NO_FOLLOW
+            with os.fdopen(os.open(self.path, flags, 0o600), "wb") as file:
+                file.write(bytes(RESERVE_BYTES))
+
+    def release(self) -> None:
+        """Delete the file."""
+        with suppress(OSError):
+            self.path.unlink()
 
 
 class Blobs:

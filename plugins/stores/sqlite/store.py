@@ -12,11 +12,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from ostro import BlobWriter, Document, DocumentStore, StoreUsage
 from ostro.errors import StoreConflict, StoreError, UsageError
-from ostro.plugins.stores.sqlite.folder import Blobs, check_file, make_file, make_private
+from ostro.plugins.stores.sqlite.folder import (
+    Blobs,
+    Reserve,
+    check_file,
+    make_file,
+    make_private,
+)
 
 BUSY_SECONDS = 5.0
 """Time limit for a lock that another process holds."""
@@ -35,6 +41,7 @@ CREATE INDEX by_expiry ON documents (expires) WHERE expires IS NOT NULL;
 """
 COLUMNS = "owner, kind, id, body, version, created, expires, blob"
 KEY = "owner = ? AND kind = ? AND id = ?"
+T = TypeVar("T")
 LIVE = "(expires IS NULL OR expires > ?)"
 
 
@@ -53,7 +60,7 @@ class SqliteStore:
         """clock: returns seconds since 1970. Raises UsageError and StoreError."""
         self.file, self.clock = folder / "state.db", clock
         make_private(folder)
-        self.blobs = Blobs(folder / "blobs")
+        self.blobs, self.reserve = Blobs(folder / "blobs"), Reserve(folder / "reserve")
         make_file(self.file)
         for suffix in ("-wal", "-shm", "-journal"):
             with suppress(FileNotFoundError):
@@ -67,6 +74,7 @@ class SqliteStore:
         except Exception:
             self.db.close()
             raise
+        self.reserve.fill()
 
     def prepare(self) -> None:
         """Set the options of the connection, and create the tables of a new database."""
@@ -120,7 +128,7 @@ class SqliteStore:
             hint = "; move its folder away to begin a new store"
             if "locked" in text or "busy" in text:
                 hint = "; another process holds it, retry"
-            elif "full" in text or "I/O" in text:
+            elif is_full(error):
                 hint = "; free disk space"
             raise StoreError(f"the store {self.file}: {text}{hint}") from error
 
@@ -190,27 +198,50 @@ class SqliteStore:
         where, values = "owner = ? AND kind = ?", [owner, kind]
         if id is not None:
             where, values = KEY, [owner, kind, id]
-        with self.writing():
-            count, blobs = self.remove(where, values)
+        count, blobs = self.despite_full_disk(
+            lambda: self.delete_rows(where, values), where, values
+        )
         if count:
             self.erase(blobs)
         return count
 
     def expire(self) -> int:
         now = self.clock()
-        with self.writing():
-            # A document from the future: the clock was set back. Its lifetime begins now.
-            self.db.execute(
-                "UPDATE documents SET expires = expires - created + ?, created = ? "
-                "WHERE created > ? AND expires IS NOT NULL",
-                (now, now, now + CLOCK_SECONDS),
-            )
-            count, blobs = self.remove("expires <= ?", [now])
+
+        def expire() -> tuple[int, Sequence[str]]:
+            with self.writing():
+                # A document from the future: the clock was set back. Its lifetime begins now.
+                self.db.execute(
+                    "UPDATE documents SET expires = expires - created + ?, created = ? "
+                    "WHERE created > ? AND expires IS NOT NULL",
+                    (now, now, now + CLOCK_SECONDS),
+                )
+                return self.remove("expires <= ?", [now])
+
+        count, blobs = self.despite_full_disk(expire, "expires <= ?", [now])
         self.erase(blobs)
         with self.reporting():
             known = {name for (name,) in self.db.execute("SELECT blob FROM documents")}
         self.blobs.sweep(known)
         return count
+
+    def despite_full_disk(self, work: Callable[[], T], where: str, values: Sequence[Any]) -> T:
+        """Return the result of a deletion of rows. On a full disk make room for its log first."""
+        try:
+            return work()
+        except StoreError as error:
+            if not (isinstance(error.__cause__, sqlite3.Error) and is_full(error.__cause__)):
+                raise
+        with self.reporting():
+            rows = self.db.execute(f"SELECT blob FROM documents WHERE {where}", values).fetchall()
+        self.blobs.delete(name for (name,) in rows)
+        self.reserve.release()
+        return work()
+
+    def delete_rows(self, where: str, values: Sequence[Any]) -> tuple[int, Sequence[str]]:
+        """Delete rows. Return their count and the names of their blobs."""
+        with self.writing():
+            return self.remove(where, values)
 
     def remove(self, where: str, values: Sequence[Any]) -> tuple[int, Sequence[str]]:
         """Delete rows within a transaction. Return their count and the names of their blobs."""
@@ -223,6 +254,7 @@ class SqliteStore:
         self.blobs.delete(blobs)
         with suppress(sqlite3.Error):  # another process reads; the next checkpoint does it
             self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self.reserve.fill()
 
     def usage(self) -> Sequence[StoreUsage]:
         query = (
@@ -256,6 +288,11 @@ class SqliteStore:
     def close(self) -> None:
         with suppress(sqlite3.Error):
             self.db.close()
+
+
+def is_full(error: sqlite3.Error) -> bool:
+    """Whether an error comes from a full disk."""
+    return "full" in str(error) or "I/O" in str(error)
 
 
 def document_of(row: Sequence[Any]) -> Document:

@@ -10,12 +10,13 @@ import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ostro import Document
 from ostro.errors import OstroError, StoreError, UsageError
-from ostro.plugins.stores.sqlite.folder import ABANDONED_SECONDS
+from ostro.plugins.stores.sqlite.folder import ABANDONED_SECONDS, RESERVE_BYTES
 from ostro.plugins.stores.sqlite.store import SqliteStore, open_store
 
 Make = Callable[..., Document]
@@ -156,7 +157,13 @@ def test_files_are_private(folder: Path, make: Make) -> None:
     finally:
         os.umask(before)
     assert mode(folder) == mode(folder / "blobs") == 0o700
-    assert modes.keys() == {"state.db", "state.db-wal", "state.db-shm", writer.name}
+    assert modes.keys() == {
+        "state.db",
+        "state.db-wal",
+        "state.db-shm",
+        "reserve",
+        writer.name,
+    }
     assert set(modes.values()) == {0o600}
 
 
@@ -315,6 +322,50 @@ def test_a_full_disk_is_an_error_and_loses_nothing(folder: Path) -> None:
     store = SqliteStore(folder)
     assert store.db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     assert store.get("ann", "note", "first") is not None
+
+
+class FullDisk:
+    """A database whose writes fail while a file is there."""
+
+    def __init__(self, db: sqlite3.Connection, file: Path) -> None:
+        self.db, self.file = db, file
+
+    def execute(self, text: str, *values: Any) -> Any:
+        if text.startswith("DELETE") and self.file.exists():
+            raise sqlite3.OperationalError("database or disk is full")
+        return self.db.execute(text, *values)
+
+    def close(self) -> None:
+        self.db.close()
+
+
+@pytest.mark.parametrize("name", ["blob", "reserve", None])
+@pytest.mark.parametrize("expires", [False, True])
+def test_a_full_disk_does_not_prevent_deletions(
+    folder: Path, make: Make, clock: Any, name: str | None, expires: bool
+) -> None:
+    """The log of a deletion gets the space of its blob, or that of the reserve."""
+    store = SqliteStore(folder, clock=clock)
+    writer = store.create_blob()
+    writer.write(b"content")
+    writer.commit()
+    store.put(make(blob=writer.name, lifetime=60))
+    assert (folder / "reserve").stat().st_size == RESERVE_BYTES
+    assert (folder / "reserve").stat().st_mode & 0o777 == 0o600
+    files = {"blob": folder / "blobs" / writer.name, "reserve": folder / "reserve"}
+    store.db = FullDisk(store.db, files.get(name or "", folder))  # type: ignore[assignment]
+    clock.now += 100 if expires else 0
+
+    def delete() -> int:
+        return store.expire() if expires else store.delete("ann", "note", "a")
+
+    if name is None:
+        with pytest.raises(StoreError, match="free disk space"):
+            delete()
+    else:
+        assert delete() == 1
+        assert not files["blob"].exists() and files["reserve"].exists()
+    store.close()
 
 
 def test_a_clock_that_is_set_back_does_not_prolong_a_lifetime(
