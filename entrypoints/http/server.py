@@ -284,17 +284,21 @@ class Server:
         while True:
             living = asyncio.ensure_future(self.live(loaded))
             await asyncio.wait({living, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            if living.done() and (error := living.exception()):
+            error = living.exception() if living.done() else None
+            if error is not None and (loaded == self.load or not isinstance(error, OstroError)):
                 raise error
             if self.stop.is_set():
                 living.cancel()
                 return await self.finish()
             deaths = [*(at for at in deaths if time.monotonic() - at < RESTART_SECONDS)]
             deaths.append(time.monotonic())
-            fault = str(self.engine.fault)
+            fault = str(error or self.engine.fault)
             if not self.options.restart or len(deaths) > RESTARTS:
                 await asyncio.sleep(FAILURE_NOTICE_SECONDS)
-                raise EngineDied(fault)
+                raise error or EngineDied(fault)
+            if error is not None:  # of the restart, after which the engine may live
+                self.engine.kill(fault)
+                await asyncio.sleep(0)  # as in `load_engine`
             log.error("%s; restarting the engine", fault)
             loaded = self.reload
 

@@ -386,6 +386,23 @@ def test_engine_is_restarted(launch: Launch) -> None:
 
 
 @pytest.mark.process
+def test_an_engine_that_ends_while_it_restarts_is_restarted(launch: Launch) -> None:
+    """Each end counts: after the fourth one within five minutes the server exits."""
+    server = launch()
+    killed = list[int]()
+    deadline = time.monotonic() + 120
+    while len(killed) < 4:
+        assert time.monotonic() < deadline and server.process.poll() is None
+        with contextlib.suppress(AssertionError):  # the next one has not begun
+            if (engine := server.engine()) not in killed:
+                os.kill(engine, signal.SIGKILL)
+                killed.append(engine)
+        time.sleep(0.01)
+    code, _, err = server.end()
+    assert code == 1 and err.count("restarting the engine") == 3 and "Traceback" not in err
+
+
+@pytest.mark.process
 def test_a_pause_of_all_processes_is_no_hang(launch: Launch) -> None:
     server = launch(step=0.01, hang_timeout=1.5)
     whole, streams = begin(server.url, prompt="abc", max_tokens=100, ignore_eos=True)
