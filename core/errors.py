@@ -172,9 +172,16 @@ class DocumentNotFound(NotFound):
 
 
 class StoreError(OstroError):
-    """The store of documents cannot be read or written: damaged, full, or not reachable."""
+    """The store of documents cannot be read or written: damaged, full, or not reachable.
+
+    path: where the store is, for operators. Clients get `reason` without it.
+    """
 
     status, code = 503, "store_unavailable"
+
+    def __init__(self, reason: str, *, path: object = None) -> None:
+        super().__init__(reason if path is None else f"the store {path}: {reason}")
+        self.reason = reason if path is None else f"the store: {reason}"
 
 
 class StoreConflict(StoreError):

@@ -149,7 +149,7 @@ class RequestMetrics(RequestObserver, Collector):
         """Count the prompt tokens of a pooling request; those of others are in their output."""
         claim, record = CLAIM.get(), RECORD.get()
         model = self.default if request.model == DEFAULT else request.model
-        route = OTHER if record is None else record.route
+        route = (claim and claim.route) or OTHER if record is None else record.route
         metrics = self.of(model, route, "" if claim is None else claim.caller.name)
         choices = request.sampling.n if isinstance(request, TokenRequest) else 1
         found = MeasuredRequest(metrics, record, monotonic(), set(range(choices)))

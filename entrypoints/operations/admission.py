@@ -27,6 +27,7 @@ class Claim:
     """One request of a client, while the server works on it.
 
     caller, quota  the caller and the use of its limits
+    route          the path of a request that does not come over HTTP, such as one of a batch
     rows, tokens   choices or inputs, and prompt tokens, of its requests in the engine
     taken          what it took of the requests per minute
     releases       called when the request has ended
@@ -34,6 +35,7 @@ class Claim:
 
     caller: Caller = ANYONE
     quota: Quota = field(default_factory=Quota)
+    route: str = ""
     rows: int = 0
     tokens: int = 0
     taken: Taken | None = None
@@ -49,12 +51,12 @@ CLAIM: ContextVar[Claim | None] = ContextVar("CLAIM", default=None)
 
 
 @contextmanager
-def claim(caller: Caller, quota: Quota | None = None) -> Iterator[Claim]:
-    """Handle one request of a caller within the block. Raises RateLimited.
+def claim(caller: Caller, quota: Quota | None = None, route: str = "") -> Iterator[Claim]:
+    """Handle one request of a caller within the block. route: as in `Claim`. Raises RateLimited.
 
     Work that outlives the block still counts towards the caller's tokens.
     """
-    found = Claim(caller) if quota is None else Claim(caller, quota)
+    found = Claim(caller, Quota() if quota is None else quota, route)
     found.taken = found.quota.enter()
     token = CLAIM.set(found)
     try:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ostro.core.errors import EngineDied, OstroError
+from ostro.core.errors import EngineDied, OstroError, StoreError
 from ostro.core.records import Route
 
 BUSY = (429, 503, 529)
@@ -47,8 +47,15 @@ def error_content(
 
 
 def error_content_of(error: OstroError) -> ErrorBody:
-    """The error object of an OstroError. The cause of an EngineDied is left to the log."""
-    message = DIED if isinstance(error, EngineDied) else str(error)
+    """The error object of an OstroError.
+
+    The cause of an EngineDied and the folder of a store are left to the log.
+    """
+    message = str(error)
+    if isinstance(error, EngineDied):
+        message = DIED
+    elif isinstance(error, StoreError):
+        message = error.reason
     return error_content(error.status, message, error.code, error.param)
 
 

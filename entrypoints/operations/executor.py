@@ -35,6 +35,8 @@ from ostro.entrypoints.operations.store_limits import StoreLimitReached
 log = logging.getLogger(__name__)
 FINAL = (StepFailed, StoreLimitReached)
 """Errors that a repetition is likely to meet again."""
+RESPONSES = "/v1/responses"
+"""The route of responses in the background."""
 LOW_PRIORITY = 1000
 """Priority of a batch's requests: behind all others."""
 
@@ -101,7 +103,7 @@ async def run(
     """
     assert route.handler is not None
     caller.require(route.scope)
-    with claim(caller, quota) as own:
+    with claim(caller, quota, route.name.partition(" ")[2]) as own:
         try:
             if route.requires is not None:
                 route.requires(operations)
@@ -147,7 +149,7 @@ def make_acting(ring: KeyRing, quotas: Quotas) -> Acting:
             raise Forbidden(f"the API key {name!r} of the response is no longer valid")
         caller, key = found
         caller.require("infer")
-        with claim(caller, quotas.of(name, key)):
+        with claim(caller, quotas.of(name, key), RESPONSES):
             yield caller
 
     return acting

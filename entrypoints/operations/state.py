@@ -301,6 +301,10 @@ class State:
                 assert self._open is not None
                 self._store = self._open()
             return function(self._store)
+        except StoreError as error:
+            if not isinstance(error, StoreConflict):
+                log.error("%s", error)
+            raise
         except OstroError:
             raise
         except Exception as error:

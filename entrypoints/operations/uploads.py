@@ -51,13 +51,14 @@ class CompleteUploadRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_un
 
 
 class Upload(msgspec.Struct, frozen=True, kw_only=True):
-    """An upload. `received` counts the bytes of its parts; `file` is the completed file."""
+    """An upload of `parts` parts with `received` bytes; `file` is the completed file."""
 
     id: str
     request: UploadRequest
     created: int
     expires: int
     received: int = 0
+    parts: int = 0
     status: Literal["pending", "completed", "cancelled"] = "pending"
     file: File | None = None
 
@@ -88,7 +89,11 @@ class Uploads:
     async def add(
         self, id: str, chunks: AsyncIterator[bytes], caller: Caller = ANYONE
     ) -> UploadPart:
-        """Store a part. Raises RequestError for a long part and for more bytes than announced."""
+        """Store a part.
+
+        Raises RequestError for an empty or long part, for more bytes than announced, and for more
+        parts than `MAX_PARTS`.
+        """
         upload = pending((await self.state.get(caller.name, KIND, id, Upload)).value)
         await self.state.room(caller.name)
         limit = min(MAX_PART, upload.request.bytes - upload.received)
@@ -98,15 +103,19 @@ class Uploads:
                 if blob.size + len(chunk) > limit:
                     raise RequestError(f"the part exceeds {limit} bytes", param="data")
                 await blob.write(chunk)
+            if not blob.size:
+                raise RequestError("the part is empty", param="data")
 
         def receive(upload: Upload) -> Upload:
             received = pending(upload).received + blob.size
+            if upload.parts >= MAX_PARTS:
+                raise RequestError(f"the upload has {MAX_PARTS} parts, the most that it may have")
             if received > upload.request.bytes:
                 raise RequestError(
                     f"the parts have {received} bytes, expected {upload.request.bytes}",
                     param="data",
                 )
-            return msgspec.structs.replace(upload, received=received)
+            return msgspec.structs.replace(upload, received=received, parts=upload.parts + 1)
 
         try:
             await self.state.change(caller.name, KIND, id, Upload, receive)

@@ -84,9 +84,9 @@ async def ready(operations: Operations, caller: Caller, request: None) -> Readin
     """Return 200 if the server accepts requests, otherwise 503 and the progress of loading."""
     service = operations.service
     engine = service.engine
-    check_engine(engine)
     if service.ready:
         return Readiness(status="ready", model=service.name)
+    check_engine(engine)
     status: Literal["loading", "draining"] = "draining" if engine.draining else "loading"
     step = engine.progress
     message = f"{status}: {step.what}" if status == "loading" else status

@@ -83,7 +83,7 @@ def reporting(path: Path) -> Iterator[None]:
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         hint = "; free disk space" if full else ""
-        raise StoreError(f"the store {path}: {error.strerror or error}{hint}") from error
+        raise StoreError(f"{error.strerror or type(error).__name__}{hint}", path=path) from error
 
 
 class FileBlob:
@@ -156,13 +156,13 @@ class Blobs:
             descriptor = os.open(path, os.O_RDONLY | NO_FOLLOW)
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 os.close(descriptor)
-                raise StoreError(f"the store {path}: not a file")
+                raise StoreError("a blob is not a file", path=path)
             return os.fdopen(descriptor, "rb")
 
     def path(self, name: str) -> Path:
         """Return the path of a blob. Raises StoreError for a name that no blob can have."""
         if not NAME.fullmatch(name):
-            raise StoreError(f"the store {self.folder}: invalid blob name {name!r:.80}")
+            raise StoreError(f"invalid blob name {name!r:.80}", path=self.folder)
         return self.folder / name
 
     def size(self, name: str) -> int:

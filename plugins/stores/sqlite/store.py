@@ -130,7 +130,7 @@ class SqliteStore:
                 hint = "; another process holds it, retry"
             elif is_full(error):
                 hint = "; free disk space"
-            raise StoreError(f"the store {self.file}: {text}{hint}") from error
+            raise StoreError(f"{text}{hint}", path=self.file) from error
 
     @contextmanager
     def writing(self) -> Iterator[None]:

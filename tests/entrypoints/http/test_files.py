@@ -234,6 +234,9 @@ def test_a_batch_gives_what_single_requests_give(client: openai.OpenAI, server: 
     assert client.batches.list(limit=1).data[0].id == batch.id
     with pytest.raises(openai.BadRequestError, match="completed"):
         client.batches.cancel(batch.id)
+    metrics = server.http.get("/metrics").text
+    counts = [each for each in metrics.splitlines() if each.startswith("vllm:generation_tokens_")]
+    assert counts and all(f'route="{URL}"' in each for each in counts), counts
 
 
 @pytest.mark.parametrize(
@@ -279,7 +282,9 @@ def test_without_a_store_everything_else_works(stateless: Running) -> None:
     assert stateless.chat("hi").status_code == 200
 
 
-def test_a_damaged_store_gives_503_and_chat_goes_on(start: Start, tmp_path: Path) -> None:
+def test_a_damaged_store_gives_503_and_chat_goes_on(
+    start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = tmp_path / "state"
     folder.mkdir(mode=0o700)
     (folder / "state.db").write_bytes(b"damaged" * 1000)
@@ -287,6 +292,8 @@ def test_a_damaged_store_gives_503_and_chat_goes_on(start: Start, tmp_path: Path
     response = server.http.get("/v1/files")
     assert response.status_code == 503 and "retry-after" in response.headers
     assert response.json()["error"]["code"] == "store_unavailable"
+    assert "not a database" in response.text
+    assert str(tmp_path) not in response.text and str(folder) in caplog.text
     assert server.chat("hi").status_code == 200
 
 

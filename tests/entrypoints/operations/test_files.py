@@ -13,6 +13,7 @@ import pytest
 
 from ostro.core.errors import DocumentNotFound, RequestError, StoreError, Unsupported
 from ostro.core.plugins.manager import PluginManager
+from ostro.entrypoints.operations import uploads as uploads_module
 from ostro.entrypoints.operations.caller import Caller
 from ostro.entrypoints.operations.files import (
     ExpiresAfter,
@@ -259,6 +260,26 @@ def test_wrong_parts_are_refused_and_the_upload_goes_on(run) -> None:
         await uploads.complete(upload.id, complete(part, rest), ANN)
 
     run(work)
+
+
+def test_an_upload_has_a_bounded_number_of_parts(
+    run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each one is a document and a file, even one without a byte."""
+    monkeypatch.setattr(uploads_module, "MAX_PARTS", 3)
+
+    async def work(_: Files, uploads: Uploads) -> None:
+        upload = await uploads.create(announce(10), ANN)
+        with pytest.raises(RequestError, match="the part is empty"):
+            await uploads.add(upload.id, chunks(), ANN)
+        for _ in range(3):
+            await uploads.add(upload.id, chunks(b"x"), ANN)
+        with pytest.raises(RequestError, match="has 3 parts, the most"):
+            await uploads.add(upload.id, chunks(b"x"), ANN)
+
+    run(work)
+    blobs = tmp_path / "state/blobs"
+    assert not blobs.exists() or len(list(blobs.iterdir())) == 3
 
 
 def test_parts_that_arrive_together_do_not_exceed_the_size(run) -> None:
