@@ -93,12 +93,13 @@ def routes(operations: Operations) -> list[Route]:
             endpoint=create_file,
             request=FileForm,
             response=FileObject,
-            error_statuses=(400, 503),
+            error_statuses=(400, 503, 507),
         ),
         Route(
             name="POST /v1/uploads/{id}/parts",
             endpoint=add_part,
             request=PartForm,
             response=UploadPartObject,
+            error_statuses=(400, 404, 503, 507),
         ),
     ]

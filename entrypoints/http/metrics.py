@@ -259,5 +259,5 @@ def routes(operations: Operations) -> list[Route]:
             response=["text/plain"],
             error_statuses=(),
         ),
-        Route(name="GET /load", endpoint=load, scope="open", response=Load),
+        Route(name="GET /load", endpoint=load, scope="open", response=Load, error_statuses=()),
     ]

@@ -28,11 +28,14 @@ ERRORS: Mapping[str, str] = {
     "403": "The API key may not do this.",
     "404": "The model, the adapter or the document does not exist.",
     "408": "The body did not arrive in time.",
+    "409": "The document, or the name of an adapter, is in use or has changed meanwhile.",
     "413": "The body is too large.",
     "415": "The content type is not the expected one.",
+    "422": "The files of the model or adapter are malformed or do not fit.",
     "429": "A limit of the API key is reached; repeat the request after `retry-after` seconds.",
     "500": "An error of the server; its log says which.",
     "503": "The server is loading or busy; repeat the request after `retry-after` seconds.",
+    "507": "The memory of the server, or what it may store, is exhausted.",
 }
 """Error responses by their status."""
 COMMON = (401, 403, 429, 500)
@@ -239,10 +242,9 @@ def operation(
 
 def errors(route: Route, schemas: Mapping[Any, Any]) -> dict[str, Any]:
     """Return the error responses of a route, in the form of its API family."""
-    if route.scope == "open":
-        return {}
+    common = () if route.scope == "open" else COMMON
     has_body = route.request is not None and not route.name.startswith(WITH_QUERY)
-    known = {*COMMON, *route.error_statuses, *(WITH_BODY if has_body else ())}
+    known = {*common, *route.error_statuses, *(WITH_BODY if has_body else ())}
     listed = {status: text for status, text in ERRORS.items() if int(status) in known}
     if route.errors is None:
         return {status: {"$ref": f"#/components/responses/{status}"} for status in listed}
@@ -322,7 +324,17 @@ def routes(operations: Operations) -> list[Route]:
     """Return the routes."""
     return [
         Route(
-            name="GET /openapi.json", endpoint=document, scope="open", response=["application/json"]
+            name="GET /openapi.json",
+            endpoint=document,
+            scope="open",
+            response=["application/json"],
+            error_statuses=(),
         ),
-        Route(name="GET /docs", endpoint=page, scope="open", response=["text/html"]),
+        Route(
+            name="GET /docs",
+            endpoint=page,
+            scope="open",
+            response=["text/html"],
+            error_statuses=(),
+        ),
     ]

@@ -174,6 +174,7 @@ def routes(operations: Operations) -> list[Route]:
     return [
         Route(
             name="POST /v1/batches",
+            error_statuses=(400, 404, 503, 507),
             handler=create_batch,
             request=BatchRequest,
             body=RequestBody(max_bytes=MAX_JSON),

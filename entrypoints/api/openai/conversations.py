@@ -122,7 +122,7 @@ def routes(operations: Operations) -> list[Route]:
     return [
         Route(
             name="POST /v1/conversations",
-            error_statuses=(400, 503),
+            error_statuses=(400, 503, 507),
             handler=create_conversation,
             request=ConversationRequest,
             body=RequestBody(kind=ConversationBody, max_bytes=MAX_BYTES),
@@ -147,6 +147,7 @@ def routes(operations: Operations) -> list[Route]:
         ),
         Route(
             name=f"POST {items}",
+            error_statuses=(400, 404, 503, 507),
             handler=add_items,
             request=ItemsRequest,
             query=ItemRequest,

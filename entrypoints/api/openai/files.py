@@ -173,7 +173,7 @@ def routes(operations: Operations) -> list[Route]:
         Route(name="GET /v1/files/{id}/content", handler=get_content, response=(CONTENT_TYPE,)),
         Route(
             name="POST /v1/uploads",
-            error_statuses=(400, 503),
+            error_statuses=(400, 503, 507),
             handler=create_upload,
             request=UploadRequest,
             body=RequestBody(max_bytes=MAX_JSON),

@@ -119,6 +119,7 @@ def routes(operations: Operations) -> list[Route]:
     return [
         Route(
             name="POST /v1/responses",
+            error_statuses=(400, 404, 503, 507),
             handler=create_response,
             request=ResponseRequest,
             body=RequestBody(kind=ResponseBody, check=check_support),

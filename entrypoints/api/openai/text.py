@@ -151,6 +151,7 @@ def routes(operations: Operations) -> list[Route]:
     return [
         Route(
             name="POST /v1/chat/completions",
+            error_statuses=(400, 404, 503, 507),
             handler=chat,
             request=ChatBody,
             response=ChatCompletion,

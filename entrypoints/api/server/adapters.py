@@ -156,6 +156,7 @@ def routes(operations: Operations) -> list[Route]:
             cancel_on_disconnect=False,
             request=LoadRequest,
             response=AdapterEntry,
+            error_statuses=(400, 404, 409, 422, 503),
         ),
         Route(
             name="POST /v1/unload_lora_adapter",
@@ -165,6 +166,7 @@ def routes(operations: Operations) -> list[Route]:
             cancel_on_disconnect=False,
             request=UnloadRequest,
             response=Unloaded,
+            error_statuses=(400, 404, 409, 503),
         ),
         Route(
             name="GET /v1/lora_adapters",

@@ -278,6 +278,7 @@ def routes(operations: Operations) -> list[Route]:
             cancel_on_disconnect=False,
             request=body,
             response=ModelStatus,
+            error_statuses=(400, 404, 422, 503, 507),
         )
 
     return [

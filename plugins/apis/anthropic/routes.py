@@ -160,7 +160,7 @@ def routes() -> list[Route]:
             body=RequestBody(max_inputs=MAX_REQUESTS),
             response=MessageBatch,
             cancel_on_disconnect=False,
-            error_statuses=(400, 503),
+            error_statuses=(400, 503, 507),
             example={"requests": [{"custom_id": "a", "params": EXAMPLE}]},
             **form,
         ),

@@ -340,7 +340,7 @@ def routes() -> list[Route]:
             errors=ollama_error,
             error_statuses=(),
         ),
-        Route(name="GET /", handler=root, scope="open", response=["text/plain"]),
+        Route(name="GET /", handler=root, scope="open", response=["text/plain"], error_statuses=()),
     ]
     for name, action in MANAGED.items():
         found.append(

@@ -12,11 +12,13 @@ import httpx
 import msgspec
 import pytest
 
+from ostro.core.errors import AdapterConflict, AdapterError, InsufficientMemory, OstroError
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Route
 from ostro.entrypoints.http import body, budget
 from ostro.entrypoints.http.app import routes_of
 from ostro.entrypoints.http.openapi import EXAMPLES, PARAMETER, WITH_QUERY, error_type, openapi
+from ostro.entrypoints.operations.admin import Admin
 from ostro.entrypoints.operations.caller import Caller
 from ostro.entrypoints.operations.keys import KeyRing, sha256_of
 from ostro.entrypoints.operations.state import open_state
@@ -132,11 +134,12 @@ class Target:
         head, _, content = answer.partition(b"\r\n\r\n")
         return httpx.Response(int(head.split()[1]), content=content)
 
-    def send(self, server: Running, **options: Any) -> httpx.Response:
-        """Send a request with the headers of the route."""
+    def send(self, server: Running, document: str = UNKNOWN, **options: Any) -> httpx.Response:
+        """Send a request with the headers of the route. document: the id in its path."""
         given = {"authorization": "Bearer chief", **options.pop("headers", {})}
         header = {self.route.header: "2023-06-01"} if self.route.header else {}
-        return server.http.request(self.method, self.path, headers={**header, **given}, **options)
+        path = self.path.replace(UNKNOWN, document)
+        return server.http.request(self.method, path, headers={**header, **given}, **options)
 
     def valid(self, **fields: Any) -> dict[str, Any]:
         """A request that fits the type, as arguments of httpx."""
@@ -228,17 +231,68 @@ def many_bodies(target: Target, servers: Servers, patch: pytest.MonkeyPatch) -> 
     return target.send(servers.good, content=b" " * 100_000, headers=target.type)
 
 
+def conflict(target: Target, servers: Servers, patch: pytest.MonkeyPatch) -> httpx.Response:
+    return failing(AdapterConflict("in use"), target, servers, patch)
+
+
+def misfit(target: Target, servers: Servers, patch: pytest.MonkeyPatch) -> httpx.Response:
+    return failing(AdapterError("malformed"), target, servers, patch)
+
+
+def failing(
+    error: OstroError, target: Target, servers: Servers, patch: pytest.MonkeyPatch
+) -> httpx.Response:
+    """Send a valid request to a server whose engine and models fail."""
+
+    async def fail(*_: Any) -> None:
+        raise error
+
+    manager = SimpleNamespace(started=True, max_context=64, load=fail, unload=fail, requantize=fail)
+    patch.setattr(Admin, "check", lambda self: None)
+    patch.setattr(Admin, "find", lambda self, path: path)
+    patch.setattr(servers.good.service, "manager", manager)
+    patch.setattr(servers.good.service.engine, "adapt", fail)
+    return target.send(servers.good, **target.valid())
+
+
+def memory(target: Target, servers: Servers, patch: pytest.MonkeyPatch) -> httpx.Response:
+    return failing(InsufficientMemory("no memory"), target, servers, patch)
+
+
+def full(target: Target, servers: Servers, patch: pytest.MonkeyPatch) -> httpx.Response:
+    """The store is full when the request arrives; the document that it names exists."""
+    server, chief = servers.good, {"authorization": "Bearer chief"}
+
+    def create(path: str, **given: Any) -> str:
+        given = given or {"json": EXAMPLES[f"POST {path}"]}
+        return str(server.http.post(path, headers=chief, **given).json()["id"])
+
+    path, document, valid = target.route.name.partition(" ")[2], UNKNOWN, target.valid()
+    for parent in ("/v1/uploads", "/v1/conversations"):
+        if path.startswith(f"{parent}/"):
+            document = create(parent)
+    if path == "/v1/batches":
+        valid["json"]["input_file_id"] = create("/v1/files", **FORMS["/v1/files"])
+    if path == "/v1/chat/completions":
+        valid["json"]["store"] = True
+    patch.setattr(server.app.state.operations.documents.state.limits, "total", 0)
+    return target.send(server, document, **valid)
+
+
 ATTEMPTS: dict[int, list[Attempt]] = {
     400: [malformed, unknown_parameter, stateless, valid],
     401: [without_key],
     403: [without_scope],
     404: [valid, unknown_model, stateless],
     408: [late],
+    409: [conflict],
     413: [too_large],
     415: [other_type],
+    422: [misfit],
     429: [beyond_limit],
     500: [bug],
     503: [loading, damaged, many_bodies, models_loading],
+    507: [full, memory],
 }
 """Requests that produce a status, for the routes that have it."""
 
