@@ -13,7 +13,7 @@ from ostro.entrypoints.operations.decoding import decode
 
 MEMBER = re.compile(r"(\w+)\[([^\[\]]*)\]")
 """A member of an object, `name[key]`, or an item of a list, `name[]`."""
-JSON_FIELDS = ("adapter", "adapters")
+JSON_FIELDS = ("adapter", "adapters", "expires_after")
 """Fields whose text is JSON if it begins with a bracket."""
 R = TypeVar("R", bound=msgspec.Struct)
 

@@ -45,7 +45,7 @@ class BatchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class BatchListRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The parameters of a list of batches, as of `FileListRequest`."""
 
-    after: str | None = None
+    after: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     limit: Annotated[int, msgspec.Meta(ge=1, le=MAX_PAGE)] = 20
 
 

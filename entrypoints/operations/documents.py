@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 from ostro.entrypoints.operations.batch_runner import BatchRunner, Execute
 from ostro.entrypoints.operations.batches import Batches
@@ -11,6 +12,7 @@ from ostro.entrypoints.operations.files import Files
 from ostro.entrypoints.operations.request_batches import RequestBatches
 from ostro.entrypoints.operations.responses.responses import Responses
 from ostro.entrypoints.operations.responses.runner import Acting, ResponseRunner
+from ostro.entrypoints.operations.service import EVERY_NAME, Service
 from ostro.entrypoints.operations.state import State
 from ostro.entrypoints.operations.stored_chats import StoredChats
 from ostro.entrypoints.operations.text_operations import TextOperations
@@ -37,7 +39,8 @@ class Documents:
         self.files = Files(state)
         self.uploads = Uploads(state, self.files)
         self.runner = BatchRunner(state, self.files, execute, max_body=max_body)
-        self.runner.serves, self.models = service.serves, service.all_names
+        self.runner.serves = partial(serves, service)
+        self.models = partial(names_of, service)
         self.batches = Batches(state, self.runner.notify, models=self.models)
         self.chats = StoredChats(state)
         self.responses = Responses(state, operations)
@@ -71,3 +74,13 @@ class Documents:
         """Stop the jobs and close the store."""
         await self.stop_jobs()
         await self.state.close()
+
+
+def names_of(service: Service) -> list[str]:
+    """Return the names and aliases of all models, but "*"."""
+    return [*service.names, *(alias for alias in service.aliases if alias != EVERY_NAME)]
+
+
+def serves(service: Service, name: str) -> bool:
+    """Whether there is a model of this name or alias."""
+    return name in service.names or not service.aliases.keys().isdisjoint((name, EVERY_NAME))

@@ -44,7 +44,7 @@ class FileRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class FileListRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The parameters of a list of files. `after` is the id of the last file of the page before."""
 
-    after: str | None = None
+    after: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     limit: Annotated[int, msgspec.Meta(ge=1, le=MAX_PAGE)] = MAX_PAGE
     order: Literal["asc", "desc"] = "desc"
     purpose: str | None = None

@@ -113,14 +113,6 @@ class Service:
             raise self.unknown(name or "")
         return model
 
-    def all_names(self) -> list[str]:
-        """Return the names and aliases of all models, but "*"."""
-        return [*self.names, *(alias for alias in self.aliases if alias != EVERY_NAME)]
-
-    def serves(self, name: str) -> bool:
-        """Whether there is a model of this name or alias."""
-        return name in self.names or name in self.aliases or EVERY_NAME in self.aliases
-
     def locate(self, name: str | None, caller: Caller = ANYONE) -> tuple[str, str | None]:
         """Return the model of a name or alias, and the adapter of "adapter" or "model:adapter".
 

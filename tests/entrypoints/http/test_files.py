@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -85,6 +86,21 @@ def test_the_client_lists_files_page_by_page(client: openai.OpenAI) -> None:
 def test_a_file_expires_as_requested(client: openai.OpenAI) -> None:
     file = upload(client, b"x", expires_after={"anchor": "created_at", "seconds": 3600})
     assert file.expires_at == file.created_at + 3600
+
+
+def test_the_end_of_a_file_may_be_json(server: Running) -> None:
+    """The OpenAPI document describes the field as an object."""
+
+    def create(end: str) -> httpx.Response:
+        fields = {"purpose": "user_data", "expires_after": end}
+        return server.http.post("/v1/files", data=fields, files={"file": ("a", b"x")})
+
+    file = create('{"anchor": "created_at", "seconds": 3600}').json()
+    assert file["expires_at"] == file["created_at"] + 3600
+    for end in ('{"anchor": "created_at"}', "{", "3600"):
+        response = create(end)
+        assert response.status_code == 400
+        assert response.json()["error"]["param"].startswith("expires_after")
 
 
 @pytest.mark.parametrize(
@@ -232,6 +248,10 @@ def test_a_batch_gives_what_single_requests_give(client: openai.OpenAI, server: 
         assert alone.status_code == status == bad[id]["response"]["status_code"]
         assert bad[id]["response"]["body"] == alone.json()
     assert client.batches.list(limit=1).data[0].id == batch.id
+    documents = server.app.state.operations.documents
+    assert documents.batches.models() == documents.batches_of("x").models() == ["echo"]
+    assert documents.runner.serves("echo") and not documents.runner.serves("nothing")
+    assert documents.runner.max_body("/v1/embeddings") > documents.runner.max_body(URL) > 1000
     with pytest.raises(openai.BadRequestError, match="completed"):
         client.batches.cancel(batch.id)
     metrics = server.http.get("/metrics").text
