@@ -151,8 +151,12 @@ class BackgroundRun:
         """Generate the response, store its events meanwhile, and its end."""
         responses, request = self.runner.responses, given.request
         assert request is not None, "a response that has not ended has its request"
-        before = await responses.before(request, caller)
-        generation = await responses.generate(request, [*before, *given.items], caller)
+        try:
+            before = await responses.before(request, caller)
+            generation = await responses.generate(request, [*before, *given.items], caller)
+        except DocumentNotFound as error:  # of what it continues, or of a file
+            await self.finish(failed(await self.stored(), error))
+            return
         response = await self.stored()
         run = ResponseRun(responses, request, caller, given.items, response, generation)
         stored_at = time.monotonic()

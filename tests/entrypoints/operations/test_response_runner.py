@@ -145,5 +145,14 @@ def test_a_key_that_is_gone_fails_the_response(plugins: PluginManager) -> None:
     assert (status(found), asked) == ("failed", 0)
 
 
+def test_a_response_whose_conversation_or_file_was_deleted_has_failed(
+    plugins: PluginManager,
+) -> None:
+    found, asked = run(plugins, DocumentNotFound("there is no 'conv_1'", param="conversation"))
+    assert (status(found), asked) == ("failed", 1)
+    assert found is not None and found.error is not None
+    assert "there is no 'conv_1'" in found.error.message
+
+
 def test_a_deleted_response_is_not_generated_and_leaves_nothing(plugins: PluginManager) -> None:
     assert run(plugins, delete=True) == (None, 0)
