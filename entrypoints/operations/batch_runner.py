@@ -91,10 +91,7 @@ class Busy(Exception):
 
 
 class BatchRunner(JobRunner):
-    """Runs the batches of all callers until `run` is cancelled.
-
-    `serves` returns whether the server has a model of this name.
-    """
+    """Runs the batches of all callers until `run` is cancelled."""
 
     kind, name, most = JOB_KIND, "batch", MAX_RUNNING
 
@@ -116,7 +113,6 @@ class BatchRunner(JobRunner):
         super().__init__(state, poll=poll, lease=lease, clock=clock)
         self.files, self.execute, self.max_body = files, execute, max_body
         self.slots = Turns(slots)
-        self.serves: Callable[[str], bool] = lambda model: True
 
     async def work(self, owner: str, id: str) -> None:
         """Run a batch to its end."""
@@ -306,7 +302,7 @@ class BatchRun:
                         await self.store(number, id, error=line)
                         continue
                     if missing and (model := model_of(line.body)) in missing:
-                        raise Elsewhere(f"waits for a server with the model {model!r}")
+                        raise Elsewhere(model or "")
                     await self.room.wait()
                     begun = asyncio.Event()
                     group.create_task(self.execute(number, line, begun))

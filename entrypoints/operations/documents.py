@@ -39,13 +39,13 @@ class Documents:
         self.files = Files(state)
         self.uploads = Uploads(state, self.files)
         self.runner = BatchRunner(state, self.files, execute, max_body=max_body)
-        self.runner.serves = partial(serves, service)
         self.models = partial(names_of, service)
         self.batches = Batches(state, self.runner.notify, models=self.models)
         self.chats = StoredChats(state)
         self.responses = Responses(state, operations)
         self.response_runner = ResponseRunner(self.responses, acting)
-        self.runner.knows = self.response_runner.knows = knows
+        for runner in (self.runner, self.response_runner):
+            runner.knows, runner.serves = knows, partial(serves, service)
         self.responses.notify = self.response_runner.notify
         self.conversations = self.responses.conversations
         self._running: list[asyncio.Task[None]] = []

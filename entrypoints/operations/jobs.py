@@ -32,7 +32,10 @@ ABANDONED_SECONDS = 25 * 3600.0
 
 
 class Elsewhere(OstroError):
-    """Only another server can do the job, or this one after a change."""
+    """Only a server with another model can do the job, or this one after a change."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"waits for a server with the model {model!r}")
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +91,7 @@ class JobRunner:
     Subclasses define `work`, and what `forget` deletes besides the job. `name` is that of the
     documents, for messages. `most` jobs are done at once, and one of each owner in any case.
     `knows` returns whether an owner is a caller of this server; jobs of others are left to the
-    servers that know them.
+    servers that know them. `serves` returns whether this server has a model of a name.
     """
 
     kind: str
@@ -108,6 +111,7 @@ class JobRunner:
         self.server = token_hex(8)
         self.changed = asyncio.Event()
         self.knows: Callable[[str], bool] = lambda owner: True
+        self.serves: Callable[[str], bool] = lambda model: True
         self.running: dict[str, asyncio.Task[None]] = {}
         self.owners = Counter[str]()  # of the jobs that run
         self.left: dict[str, float] = {}  # jobs that only others can do, until when

@@ -125,11 +125,12 @@ class StoredResponse(msgspec.Struct, kw_only=True):
 class StoredInput(msgspec.Struct, kw_only=True):
     """The input of a stored response, without what it continues.
 
-    `request` is kept while a response in the background has not ended.
+    `request` is kept while a response in the background has not ended; `model` is its model.
     """
 
     items: list[Item]
     request: ResponseRequest | None = None
+    model: str = ""
 
 
 def new_response(request: ResponseRequest, model: str, store: bool) -> Response:

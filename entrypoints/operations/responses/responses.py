@@ -125,7 +125,9 @@ class Responses:
         admitted = await self.operations.service.admit(wanted, "text", caller)
         response = new_response(request, admitted.name, store=True)
         stored = StoredResponse(response=response, streamed=bool(request.stream))
-        await self.store.add(caller.name, stored, StoredInput(items=items, request=request))
+        await self.store.add(
+            caller.name, stored, StoredInput(items=items, request=request, model=admitted.model)
+        )
         await self.state.put(caller.name, JOB_KIND, response.id, Job())
         self.notify()
         return response

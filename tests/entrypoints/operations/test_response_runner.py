@@ -12,9 +12,10 @@ import pytest
 from echo.generation import ScriptedGeneration
 from msgspec.structs import replace
 
-from ostro.core.errors import DocumentNotFound, OstroError, Overloaded
+from ostro.core.errors import DocumentNotFound, NotFound, OstroError, Overloaded
 from ostro.core.messages.text import ChoiceEnd, Text
 from ostro.core.plugins.manager import PluginManager
+from ostro.entrypoints.operations import jobs
 from ostro.entrypoints.operations.caller import ANYONE, Caller, Forbidden
 from ostro.entrypoints.operations.responses import runner
 from ostro.entrypoints.operations.responses.request import ResponseBody, read_response_request
@@ -46,7 +47,7 @@ class Operations:
         self.service = SimpleNamespace(admit=self.admit)
 
     async def admit(self, *_: Any) -> Any:
-        return SimpleNamespace(name="m")
+        return SimpleNamespace(name="m:adapter", model="m")
 
     async def chat(self, request: Any, caller: Caller) -> Any:
         self.asked += 1
@@ -75,6 +76,7 @@ def run(
     stream: bool = False,
     acting: Any = anyone,
     delete: bool = False,
+    served: Any = ("m",),
 ) -> tuple[Response | None, int]:
     """Run a response that was begun `attempts` times; return its end, and the number of chats."""
     operations: Any = Operations(*errors)
@@ -91,7 +93,9 @@ def run(
         await state.change("", KIND, made.id, StoredResponse, begun)
         if delete:  # as another server does at the same time
             await state.delete("", KIND, made.id)
-        running = asyncio.create_task(ResponseRunner(responses, acting, poll=0.0).run())
+        responses_runner = ResponseRunner(responses, acting, poll=0.0)
+        responses_runner.serves = lambda model: model in served
+        running = asyncio.create_task(responses_runner.run())
         while await state.call(lambda store: store.get("", JOB_KIND, made.id)):
             await asyncio.sleep(0)
         running.cancel()
@@ -152,6 +156,25 @@ def test_a_response_whose_conversation_or_file_was_deleted_has_failed(
     assert (status(found), asked) == ("failed", 1)
     assert found is not None and found.error is not None
     assert "there is no 'conv_1'" in found.error.message
+
+
+def test_a_response_waits_for_a_server_with_its_model(
+    plugins: PluginManager, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Served:
+        asked = 0
+
+        def __contains__(self, model: object) -> bool:
+            self.asked += 1
+            return model == "m" and self.asked > 2
+
+    monkeypatch.setattr(jobs, "LEFT_SECONDS", 0.0)
+    found, asked = run(plugins, served=Served())
+    assert (status(found), asked) == ("completed", 1)
+    assert caplog.text.count("waits for a server with the model 'm'") == 2
+    monkeypatch.setattr(runner, "WAIT_SECONDS", -10.0)
+    found, asked = run(plugins, NotFound("there is no model 'm'"), served=())
+    assert (status(found), asked) == ("failed", 1)
 
 
 def test_a_deleted_response_is_not_generated_and_leaves_nothing(plugins: PluginManager) -> None:
