@@ -117,7 +117,7 @@ PEERS = (
         install=(TORCH, "transformers==5.23.0", "sentencepiece", "protobuf"),
         check="import google.protobuf, sentencepiece, transformers",
     ),
-    # Clients of the HTTP APIs, for `test_clients.py`.
+    # Clients of the HTTP APIs, for `test_clients.py` and `test_client_routes.py`.
     Peer(
         name="clients",
         install=(
@@ -133,12 +133,13 @@ PEERS = (
             "openai==2.54.0",
             "openai-agents==0.20.0",
             "anthropic==2.14.0",
+            "cohere==7.3.1",
             "ollama==0.6.3",
             "instructor==1.17.0",
             "pydantic-ai-slim[openai]==2.31.1",
         ),
-        check="import agents, instructor, langchain, ollama, pydantic_ai, schemathesis",
-        npm=("openai", "@anthropic-ai/sdk", "ollama"),
+        check="import agents, cohere, instructor, langchain, ollama, pydantic_ai, schemathesis",
+        npm=("openai@6.49.0", "@anthropic-ai/sdk@1.14.0", "ollama@0.6.4"),
     ),
     # OpenAI's parser of the notation of gpt-oss, for `test_harmony.py`; npm has its vocabulary.
     Peer(
@@ -159,11 +160,22 @@ def python_of(root: Path, name: str) -> Path:
 
 
 def answers(root: Path, peer: Peer) -> bool:
-    """Whether the environment exists and its engine can be imported."""
+    """Whether the environment exists, its engine can be imported and npm has nothing to install."""
     python = python_of(root, peer.name)
-    if not python.exists():
+    if not python.exists() or (shutil.which("npm") and missing_npm(root, peer)):
         return False
     return subprocess.run([python, "-c", peer.check], capture_output=True).returncode == 0
+
+
+def missing_npm(root: Path, peer: Peer) -> list[str]:
+    """The packages for Node.js that the environment lacks."""
+    modules = root / peer.name / "node_modules"
+    return [package for package in peer.npm if not (modules / folder_of(package)).is_dir()]
+
+
+def folder_of(package: str) -> str:
+    """The folder in `node_modules` of a package with a version, such as "@scope/name@1.0.0"."""
+    return package[:1] + package[1:].partition("@")[0]
 
 
 def make(root: Path, peer: Peer) -> None:
