@@ -81,6 +81,17 @@ async def responses(client: Any) -> None:
     await wait(api.delete(whole.id))
 
 
+async def beta(client: Any) -> None:
+    api = client.beta.responses  # its methods add beta=true to the query
+    made = await wait(api.create(model="echo", input="abc"))
+    assert (await wait(api.retrieve(made.id))).output == made.output
+    assert len(await collect(api.input_items.list(made.id))) == 1
+    unknown = client.responses.retrieve
+    for query in ({"beta": "x"}, {"gamma": "true"}):
+        with pytest.raises(openai.BadRequestError, match="|".join(query)):
+            await wait(unknown(made.id, extra_query=query))
+
+
 async def conversations(client: Any) -> None:
     api = client.conversations
     made = await wait(api.create(items=[user("one")], metadata={"a": "b"}))
@@ -129,6 +140,7 @@ SCENARIOS: list[Scenario] = [
     completions,
     models,
     responses,
+    beta,
     conversations,
     files,
     batches,
