@@ -187,6 +187,7 @@ class Operations(TextOperations):
     ) -> AsyncGenerator[TranscriptEvent, None]:
         """Transcribe or translate an audio file: yield the segments, then the whole text.
 
+        The segments together are the text, so white space at its start and its end is left out.
         task: "transcribe" or "translate". Raises before the first event for an invalid request.
         """
         admitted = await self.service.admit(request, "transcribe", caller)
@@ -194,15 +195,17 @@ class Operations(TextOperations):
         task_state = pipeline.new_task(transcription_options(request, task), admitted.adapters)
 
         async def events() -> AsyncGenerator[TranscriptEvent, None]:
-            text, logprobs, tokens = "", list[TokenLogprob](), 0
+            text, space, logprobs, tokens = "", "", list[TokenLogprob](), 0
             async with aclosing(pipeline.stream(audio, task_state)) as segments:
                 async for segment in segments:
-                    text += segment.text
+                    heard = space + segment.text if text else segment.text.lstrip()
+                    piece = heard.rstrip()
+                    text, space = text + piece, heard[len(piece) :]
                     logprobs += segment.logprobs
                     tokens += len(segment.tokens)
-                    yield TranscriptEvent(text=segment.text, logprobs=segment.logprobs)
+                    yield TranscriptEvent(text=piece, logprobs=segment.logprobs)
             yield TranscriptEvent(
-                text=text.strip(),
+                text=text,
                 final=True,
                 logprobs=logprobs,
                 language=task_state.language,

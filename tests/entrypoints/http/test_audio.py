@@ -144,7 +144,10 @@ def test_a_stream_gives_the_text_in_pieces(server: RunningServer, model: LocalMo
     expected = model.transcribe(data, language="en", temperature=0.0001)
     *pieces, done = events
     assert {piece["type"] for piece in pieces} == {"transcript.text.delta"}
-    assert [piece["delta"] for piece in pieces] == [s.text for s in expected.segments]
+    assert [piece["delta"].strip() for piece in pieces] == [
+        s.text.strip() for s in expected.segments
+    ]
+    assert "".join(piece["delta"] for piece in pieces) == expected.text
     assert (done["type"], done["text"]) == ("transcript.text.done", expected.text)
     assert done.keys() == {"type", "text", "usage"}
     assert len(pieces) > 1
