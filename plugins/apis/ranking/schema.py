@@ -38,7 +38,10 @@ class RerankBody(RankingBody, kw_only=True):
 class CohereRerankBody(RankingBody, kw_only=True):
     """Documents to rank by relevance to a query; longer documents are truncated."""
 
-    unsupported: ClassVar[Mapping[str, str]] = {"priority": "a priority"}
+    unsupported: ClassVar[Mapping[str, str]] = {
+        "priority": "a priority",
+        "relevant_spans": "marking relevant spans",
+    }
 
     query: str
     documents: list[str]

@@ -164,6 +164,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("/v2/rerank", {"query": "a", "documents": [{"text": "b"}]}, "documents[0]"),
     ("/v2/rerank", {**RERANK, "max_tokens_per_doc": 0}, "max_tokens_per_doc=0 is not positive"),
     ("/v2/rerank", {**RERANK, "priority": 1}, "priority is not supported"),
+    ("/v2/rerank", {**RERANK, "relevant_spans": {}}, "marking relevant spans is not supported"),
     ("/v2/rerank", {"query": "a", "documents": MANY}, "the limit is 2048"),
     ("/score", {"text_1": "a"}, "expected text_2 or documents, got none"),
     ("/score", {**SCORE, "queries": "a"}, "expected text_1 or queries, got both"),
