@@ -11,11 +11,9 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,50 +22,21 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent))
 
-from environments import default_root, python_of
+from client_server import KEY, OFFLINE, PYTHON, ROOT, run, serve
+from environments import default_root
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
 
-ROOT = Path(__file__).resolve().parents[2]
 CLIENTS = Path(__file__).parent / "clients"
 FOLDER = default_root() / "clients"
-PYTHON = python_of(default_root(), "clients")
 QUESTION = "What is the capital of France?"
-KEY = "secret"
 AUTHORIZATION = {"Authorization": f"Bearer {KEY}"}
-OFFLINE = {"HF_HUB_OFFLINE": "1", "LANGSMITH_TRACING": "false", "NO_PROXY": "*"}
 EXAMPLES = os.environ.get("SCHEMATHESIS_EXAMPLES", "10")
 """Examples of schemathesis for each operation and phase."""
 
 
 TEMPLATE = ROOT / "src/ostro/plugins/starter/model/chat_template.jinja"
 """A chat template with tools, for SmolLM2, whose own template has none."""
-
-
-@contextmanager
-def serve(log: Path, *options: str | Path) -> Iterator[str]:
-    """The URL of a server with a store in memory, by default of the starter model."""
-    command = [sys.executable, "-m", "ostro", "serve", *options, "--port", "0"]
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            [*command, "--store", "memory", "--threads", "1", "--api-key", KEY],
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-        )
-    try:
-        for _ in range(600):
-            found = re.search(r"http://127\.0\.0\.1:\d+", log.read_text())
-            if found and is_ready(found[0]):
-                break
-            assert process.poll() is None, log.read_text()
-            subprocess.run(["sleep", "0.2"], check=True)
-        else:
-            pytest.fail(f"the server is not ready: {log.read_text()}")
-        yield found[0]
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(30)
 
 
 @pytest.fixture(scope="module")
@@ -88,13 +57,6 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
-def is_ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/ready", timeout=5).status_code == 200
-    except httpx.HTTPError:
-        return False
-
-
 @pytest.fixture(scope="module")
 def expected(server: str) -> str:
     """The greedy answer of the server itself."""
@@ -110,22 +72,6 @@ def expected(server: str) -> str:
     )
     answer: str = response.raise_for_status().json()["choices"][0]["message"]["content"]
     return answer
-
-
-def run(*command: str | Path, folder: Path | None = None) -> dict[str, Any]:
-    """The JSON in the last line that a client prints."""
-    ran = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env={**os.environ, **OFFLINE},
-        timeout=900,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr[-4000:]
-    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
-    return found
 
 
 def check(found: dict[str, Any], expected: str) -> None:
@@ -214,7 +160,7 @@ def faults_of(library: str, url: str, *features: str) -> dict[str, str]:
     """What is wrong in the features of a library, all by default."""
     if not PYTHON.exists():
         pytest.skip("run tests/peers/environments.py clients")
-    results = run(PYTHON, CLIENTS / f"tools_{library}.py", url, *features)
+    results: dict[str, Any] = run(PYTHON, CLIENTS / f"tools_{library}.py", url, *features)
     assert results and len(results) >= len(features)
     found = {name: wrong(result) for name, result in results.items()}
     return {name: fault for name, fault in found.items() if fault}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from importlib import import_module
 from typing import Any, get_args, get_type_hints
@@ -124,3 +125,12 @@ def test_fields_without_effect_are_typed(routes: dict[str, Route]) -> None:
         kind: Any = route.request
         named = {*getattr(kind, "accepted", ()), *getattr(kind, "echoed", ())}
         assert named <= {*getattr(kind, "__struct_fields__", ())}, route.name
+
+
+def test_the_table_of_clients_has_all_routes() -> None:
+    """docs/clients.md, which a test with the clients' environments compares with their results."""
+    rows = (PAGE.parent / "clients.md").read_text().splitlines()
+    cells = [row.split(" | ")[0].removeprefix("| ") for row in rows if row.startswith("| ")]
+    paths = {path.split(" ")[-1] for cell in cells for path in cell.split(", ")}
+    documented = json.loads((PAGE.parent / "openapi.json").read_text())["paths"]
+    assert sorted(documented.keys() - paths) == []
