@@ -138,10 +138,14 @@ def page(url: str) -> str:
 
 
 def main() -> None:
+    """Write the page. Exits with the faults instead, if there are some."""
     with tempfile.TemporaryDirectory() as folder:
         options = make_models(Path(folder))
         with serve(Path(folder) / "log", *options) as url:
-            PAGE.write_text(page(url))
+            text = page(url)
+    if faults := [line for line in text.splitlines() if "failed: " in line]:
+        sys.exit("\n".join(faults))
+    PAGE.write_text(text)
 
 
 if __name__ == "__main__":
