@@ -192,7 +192,7 @@ def check_fields(names: Iterable[str], kind: type[msgspec.Struct]) -> None:
 
 
 def mistyped(error: msgspec.ValidationError, parent: str = "") -> RequestError:
-    """The error for a field that is missing or has a wrong type; it names the field.
+    """The error for a field that is missing, unknown or has a wrong type; it names the field.
 
     parent: the name of the field that was converted, if not a whole body.
     """
@@ -201,6 +201,9 @@ def mistyped(error: msgspec.ValidationError, parent: str = "") -> RequestError:
     if missing := what.partition("missing required field `")[2]:
         field = f"{field}.{missing.strip('`')}".lstrip(".")
         return RequestError(f"the field {field} is missing", param=field)
+    if unknown := what.partition("contains unknown field `")[2]:
+        field = f"{field}.{unknown.strip('`')[:80]}".lstrip(".")
+        return RequestError(f"unknown field {field!r}", param=field)
     return RequestError(f"{field}: {what}" if field else what, param=field or None)
 
 

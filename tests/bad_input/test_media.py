@@ -144,7 +144,7 @@ BAD: dict[str, tuple[list[Any], int, str, str | None]] = {
     "null": ([{"type": "image_url", "image_url": None}], 400, "'image_url'", CONTENT),
     "missing": ([{"type": "image_url"}], 400, "'image_url'", CONTENT),
     "url-of-5": ([at(5)], 400, "'image_url'", CONTENT),  # type: ignore[arg-type]
-    "kind": ([{"type": "image", "image": "a.png"}], 400, "unknown field `image`", f"{CONTENT}[0]"),
+    "kind": ([{"type": "image", "image": "a.png"}], 400, "unknown field", f"{CONTENT}[0].image"),
     "hologram": ([{"type": "hologram"}], 400, "'hologram'", CONTENT),
     "no-text": ([{"type": "text"}], 400, "'text'", CONTENT),
     "nothing": ([], 400, "empty list", CONTENT),

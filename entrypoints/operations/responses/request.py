@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -9,7 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from ostro.core.errors import RequestError, Unsupported
+from ostro.core.errors import OstroError, RequestError, Unsupported
 from ostro.core.messages.target import ModelTarget
 from ostro.core.messages.text_requests import ChatRequest
 from ostro.core.pipeline import parse
@@ -210,6 +211,7 @@ class InputTokensBody(InputTokensRequest, kw_only=True):
 
 
 B = TypeVar("B", ResponseBody, InputTokensBody)
+E = TypeVar("E", bound=OstroError)
 
 
 def read_response_request(body: ResponseBody) -> ResponseRequest:
@@ -347,9 +349,9 @@ NAMES: Mapping[str, str] = {
 """Fields of chat requests, and the fields of responses that they come from."""
 
 
-def with_own_field(error: RequestError | Unsupported) -> RequestError | Unsupported:
+def with_own_field(error: E) -> E:
     """Return an error of a chat request, with the name of the response's field."""
-    if error.param is not None:
-        name = error.param.partition("[")[0]
-        error.param = NAMES.get(name, error.param)
+    if error.param is not None and (own := NAMES.get(error.param.partition("[")[0])):
+        error.args = (re.sub(f"^{re.escape(error.param)}(?=:)", own, str(error)),)
+        error.param = own
     return error

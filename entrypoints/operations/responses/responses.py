@@ -204,14 +204,14 @@ class Responses:
         wanted = self.chat_request(request, items)
         try:
             return await self.operations.chat(wanted, caller)
-        except (RequestError, Unsupported) as error:
+        except (RequestError, Unsupported, DocumentNotFound) as error:
             raise with_own_field(error) from None
 
     def chat_request(self, request: InputTokensRequest, items: Sequence[Item]) -> ChatRequest:
         """Return the request of the operation. Raises RequestError and Unsupported."""
         try:
             return chat_request(request, items)
-        except (RequestError, Unsupported) as error:
+        except (RequestError, Unsupported, DocumentNotFound) as error:
             raise with_own_field(error) from None
 
     async def get(self, id: str, caller: Caller = ANYONE) -> Response:
@@ -285,7 +285,7 @@ class Responses:
         wanted = self.chat_request(request, items)
         try:
             return await self.operations.count(wanted, caller)
-        except (RequestError, Unsupported) as error:
+        except (RequestError, Unsupported, DocumentNotFound) as error:
             raise with_own_field(error) from None
 
 

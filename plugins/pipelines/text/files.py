@@ -9,7 +9,7 @@ import mimetypes
 
 from msgspec.structs import replace
 
-from ostro.errors import RequestError, Unsupported
+from ostro.errors import DocumentNotFound, RequestError, Unsupported
 from ostro.pipelines import ChatRequest, ContentPart, FilePart, ReadFile
 from ostro.plugins.pipelines.fetch import MAX_BYTES
 
@@ -56,7 +56,10 @@ async def attach(
         raise RequestError(f"{where}: a file needs either file_id or file_data", param=where)
     name, kind = file.filename or "", None
     if file.file_id is not None:
-        stored, data = await read(file.file_id, limit)
+        try:
+            stored, data = await read(file.file_id, limit)
+        except DocumentNotFound as error:
+            raise DocumentNotFound(f"{where}: {error}", param=where) from None
         name = name or stored
     else:
         kind, data = await asyncio.to_thread(decode, file.file_data or "", where)

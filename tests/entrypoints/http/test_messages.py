@@ -149,6 +149,10 @@ def test_uploaded_files(start: Any, tmp_path: Path) -> None:
     id = upload("alice", "notes.txt", b"buy milk")
     assert "File notes.txt:\n\nbuy milk" in said(ask("alice", id))
     assert "PDF" in refused(ask("alice", upload("alice", "a.pdf", b"%PDF-1.4")))
-    assert ask("bob", id).status_code == 404
+    absent = ask("bob", id)
+    assert absent.status_code == 404
+    error = absent.json()["error"]
+    assert error["param"] == "messages[0].content" and error["code"] == "not_found"
+    assert error["message"].startswith("messages[0].content: there is no 'file-")
     server.http.delete(f"/v1/files/{id}", headers={"x-api-key": "alice"})
     assert ask("alice", id).status_code == 404

@@ -53,8 +53,8 @@ def client(server: Running) -> Iterator[openai.OpenAI]:
         yield found
 
 
-def user(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
+def user(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content}
 
 
 def test_a_response_has_the_text_of_a_chat_completion(
@@ -312,6 +312,40 @@ def test_invalid_requests_are_refused_by_name(
     if code is not None:
         assert error["code"] == code, error
     assert server.post("/v1/responses", input="hi", max_output_tokens=1).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "message", "param"),
+    [
+        ({"reasoning": {"mode": "pro"}}, "unknown field 'reasoning.mode'", "reasoning.mode"),
+        (
+            {"input": [user([{"type": "input_file", "file_url": "http://a/b"}])]},
+            "unknown field 'input[0].content[0].file_url'",
+            "input[0].content[0].file_url",
+        ),
+        (
+            {"input": [user([{"type": "input_file", "file_data": "x"}])]},
+            "input: file_data is not base64",
+            "input",
+        ),
+        (
+            {"input": [user([{"type": "input_file", "file_id": "file-1"}])]},
+            "input: there is no 'file-1'; it may be deleted or expired",
+            "input",
+        ),
+        (
+            {"input": [user([{"type": "input_image", "file_id": "file-1", "detail": "auto"}])]},
+            "input: there is no 'file-1'; it may be deleted or expired",
+            "input",
+        ),
+    ],
+)
+def test_errors_name_the_fields_of_responses(
+    server: Running, fields: dict[str, Any], message: str, param: str
+) -> None:
+    for path in ("/v1/responses", "/v1/responses/input_tokens"):
+        error = server.post(path, **{"input": "hi", **fields}).json()["error"]
+        assert (error["message"], error["param"]) == (message, param)
 
 
 def test_compact_is_refused_by_name(server: Running) -> None:

@@ -155,7 +155,7 @@ def test_items_without_nulls_are_decoded_once(monkeypatch: pytest.MonkeyPatch) -
         (5, "items[1]"),
         ({"role": "user", "content": 5}, "items[1].content"),
         ({"role": "user", "content": [{"type": "input_text"}]}, "items[1].content[0].text"),
-        ({"role": "user", "content": "a", "colour": "red"}, "items[1]"),
+        ({"role": "user", "content": "a", "colour": "red"}, "items[1].colour"),
         ({**CALL, "name": None}, "items[1].name"),
         ({"type": "item_reference", "id": "msg_1"}, "items[1].type"),
         ({"id": "msg_1"}, "items[1].type"),
