@@ -66,6 +66,11 @@ def is_ready(url: str) -> bool:
 
 def run(*command: str | Path, folder: Path | None = None) -> Any:
     """The JSON in the last line that a client prints."""
+    return json.loads(lines_of(*command, folder=folder)[-1])
+
+
+def lines_of(*command: str | Path, folder: Path | None = None) -> list[str]:
+    """The lines that a client prints."""
     ran = subprocess.run(
         command,
         capture_output=True,
@@ -76,4 +81,15 @@ def run(*command: str | Path, folder: Path | None = None) -> Any:
         check=False,
     )
     assert ran.returncode == 0, ran.stderr[-4000:]
-    return json.loads(ran.stdout.splitlines()[-1])
+    return ran.stdout.splitlines()
+
+
+def documented_fields() -> dict[str, dict[str, str]]:
+    """The status of each field of each route in docs/http-api.md."""
+    statuses: dict[str, dict[str, str]] = {}
+    for line in (ROOT / "docs" / "http-api.md").read_text().splitlines():
+        if line.startswith("## "):
+            fields = statuses.setdefault(line.removeprefix("## "), {})
+        elif match := re.match(r"\| `([^`]+)` \| (\w+) \|", line):
+            fields[match[1]] = match[2]
+    return statuses

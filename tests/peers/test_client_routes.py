@@ -5,16 +5,18 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 sys.path.append(str(Path(__file__).parent))
 
-from client_server import serve
-from client_table import CLIENTS_OF_VENDORS, PAGE, make_models, page, rows_of
+from client_server import documented_fields, lines_of, serve
+from client_table import CLIENTS, CLIENTS_OF_VENDORS, OWN, PAGE, make_models, page, rows_of
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(600)]
 
@@ -55,3 +57,56 @@ def test_the_page_has_the_results(url: str) -> None:
     ):
         pytest.skip("run tests/peers/environments.py clients")
     assert PAGE.read_text() == page(url), "run python tests/peers/client_table.py"
+
+
+HEADERS = ("user_profile_id", "workspace_id")
+"""Parameters of Anthropic's client that it sends as headers."""
+
+
+def parameter_fault(result: dict[str, Any], status: str | None) -> str:
+    """Why the result of a value contradicts the documented status of its field; "" if not."""
+    field, message = result["field"], result.get("message") or ""
+    named = field in message or (result.get("param") or "").startswith(field)
+    if result["status"] == 200:
+        echoed = status != "echoed" or "events" in result or result["echo"] is not None
+        wrong = status == "rejected" and result["value"]
+        return "not rejected" if wrong else "" if echoed else "not echoed"
+    if status is None:
+        return "not documented"
+    if result["status"] not in (400, 404) or not named:
+        return f"not rejected by name: {result['status']} {message}"
+    return "unknown" if message.startswith(f"unknown field '{field}'") else ""
+
+
+def test_every_value_of_every_parameter(url: str) -> None:
+    """Each is valid by the types of OpenAI's or Anthropic's client: honoured or rejected by name.
+
+    The answers are those that docs/http-api.md states, and pass the validation of the clients.
+    """
+    lines = lines_of(OWN, "-W", "ignore", CLIENTS / "parameters.py", url)
+    results = [json.loads(line) for line in lines]
+    assert len(results) > 5000
+    fields = documented_fields()
+    faults = {
+        (result["route"], result["field"], fault): result["value"]
+        for result in results
+        if result["field"] not in HEADERS
+        and (fault := parameter_fault(result, fields[result["route"]].get(result["field"])))
+    }
+    assert not faults
+
+
+@pytest.mark.parametrize(
+    ("result", "status"),
+    [
+        ({"status": 200, "value": "x", "echo": None}, "rejected"),
+        ({"status": 200, "value": "x", "echo": None}, "echoed"),
+        ({"status": 400, "message": "a is wrong"}, None),
+        ({"status": 400, "message": "something is wrong", "param": "b"}, "honoured"),
+        ({"status": 400, "message": "unknown field 'a'", "param": "a"}, "rejected"),
+        ({"status": 500, "message": "a is wrong"}, "honoured"),
+        ({"status": 0, "message": "APIResponseValidationError: a"}, "honoured"),
+    ],
+)
+def test_the_check_of_parameters_finds_faults(result: dict[str, Any], status: str | None) -> None:
+    assert parameter_fault({"field": "a", **result}, status)

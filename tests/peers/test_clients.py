@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -22,7 +21,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent))
 
-from client_server import KEY, OFFLINE, PYTHON, ROOT, run, serve
+from client_server import KEY, OFFLINE, PYTHON, ROOT, documented_fields, run, serve
 from environments import default_root
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
@@ -229,17 +228,6 @@ def test_schemathesis(server: str, tmp_path: Path) -> None:
     )
     assert ran.returncode == 0, ran.stdout[-12000:]
     assert httpx.get(f"{server}/ready", timeout=10).status_code == 200
-
-
-def documented_fields() -> dict[str, dict[str, str]]:
-    """The status of each field of each route in docs/http-api.md."""
-    found: dict[str, dict[str, str]] = {}
-    for line in (ROOT / "docs" / "http-api.md").read_text().splitlines():
-        if line.startswith("## "):
-            fields = found.setdefault(line.removeprefix("## "), {})
-        elif match := re.match(r"\| `([^`]+)` \| (\w+) \|", line):
-            fields[match[1]] = match[2]
-    return found
 
 
 PATH = ("conversation_id",)
