@@ -19,6 +19,7 @@ from environments import default_root, python_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = python_of(default_root(), "clients")
+NODE_MODULES = default_root() / "clients" / "node_modules"
 KEY, ADMIN = "secret", "admin"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "LANGSMITH_TRACING": "false", "NO_PROXY": "*"}
 START_SECONDS = 120

@@ -5,6 +5,8 @@ The table of the features of client libraries: what works, and what the server r
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -14,7 +16,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parents[1]))
 
-from client_server import PYTHON, ROOT, run, serve
+from client_server import NODE_MODULES, PYTHON, ROOT, run, serve
 
 Row = dict[str, str]
 
@@ -44,8 +46,8 @@ this page.
 Audio, images and rankings are those of small models with random weights beside the starter model.
 [`http-api.md`](http-api.md) lists the fields of all routes;
 [`tools-and-reasoning.md`](tools-and-reasoning.md) what client libraries do with tools and schemas.
-The JavaScript clients of OpenAI and Anthropic send every parameter of their types, and each has the
-effect that `http-api.md` states.
+OpenAI's and Anthropic's clients for Python and JavaScript send every parameter of their types, and
+each has the effect that `http-api.md` states.
 """
 
 
@@ -76,6 +78,14 @@ CLIENTS_OF_VENDORS = {
 }
 
 
+NODE = {
+    "openai": ("OpenAI", "openai"),
+    "anthropic": ("Anthropic", "@anthropic-ai/sdk"),
+    "ollama": ("Ollama", "ollama"),
+}
+"""The clients for JavaScript: their titles and packages."""
+
+
 def make_models(folder: Path) -> list[str]:
     """Write small models with random weights. Return the options that serve them."""
     from tiny.bert import make_bert
@@ -103,13 +113,26 @@ def rows_of(client: Client, python: Path, url: str) -> list[Row]:
     ]
 
 
+def node_rows(url: str) -> dict[str, list[Row]]:
+    """The rows of the JavaScript clients. Raises AssertionError if the program fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copy(CLIENTS / "routes.mjs", folder)
+        (Path(folder) / "node_modules").symlink_to(NODE_MODULES)
+        rows: dict[str, list[Row]] = run("node", "routes.mjs", url, folder=Path(folder))
+    return rows
+
+
+def node_version(package: str) -> str:
+    return str(json.loads((NODE_MODULES / package / "package.json").read_text())["version"])
+
+
 def version_of(client: Client, python: Path) -> str:
     return str(run(python, "-c", VERSION, client.package))
 
 
-def section(client: Client, versions: Sequence[str], rows: Sequence[Row]) -> str:
+def section(title: str, package: str, versions: Sequence[str], rows: Sequence[Row]) -> str:
     """The table of a client."""
-    head = f"## {client.title}: `{client.package}` {' and '.join(dict.fromkeys(versions))}\n"
+    head = f"## {title}: `{package}` {' and '.join(dict.fromkeys(versions))}\n"
     lines = ["| route | feature | sync | async | stream |", "|---|---|---|---|---|"]
     for row in rows:
         cells = [row["route"], row["feature"].replace("*", "\\*")]
@@ -128,11 +151,17 @@ def page(url: str) -> str:
     """The page, from the results on a server."""
     sections = [
         section(
-            client,
+            client.title,
+            client.package,
             [version_of(client, python) for python in client.pythons],
             rows_of(client, client.pythons[0], url),
         )
         for client in CLIENTS_OF_VENDORS.values()
+    ]
+    rows = node_rows(url)
+    sections += [
+        section(f"{title}, JavaScript", package, [node_version(package)], rows[name])
+        for name, (title, package) in NODE.items()
     ]
     return "\n".join([HEAD, *sections])
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +16,22 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent))
 
-from client_server import documented_fields, lines_of, serve
-from client_table import CLIENTS, CLIENTS_OF_VENDORS, OWN, PAGE, make_models, page, rows_of
+from client_server import NODE_MODULES, documented_fields, lines_of, serve
+from client_table import (
+    CLIENTS,
+    CLIENTS_OF_VENDORS,
+    OWN,
+    PAGE,
+    Row,
+    make_models,
+    node_rows,
+    page,
+    rows_of,
+)
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(600)]
 
+HAS_NODE = shutil.which("node") is not None and NODE_MODULES.is_dir()
 RUNS = [
     (name, place)
     for name, client in CLIENTS_OF_VENDORS.items()
@@ -42,17 +54,28 @@ def test_every_method_works_or_is_rejected_by_name(url: str, name: str, place: i
         pytest.skip("run tests/peers/environments.py clients")
     rows = rows_of(client, client.pythons[place], url)
     assert len(rows) > 10
-    faults = [
+    assert not faults_of(rows)
+
+
+def faults_of(rows: list[Row]) -> list[tuple[str, str, str, str]]:
+    return [
         (row["route"], row["feature"], kind, cell)
         for row in rows
         for kind, cell in row.items()
         if cell.startswith("failed")
     ]
-    assert not faults
+
+
+def test_every_method_in_javascript(url: str) -> None:
+    if not HAS_NODE:
+        pytest.skip("run tests/peers/environments.py clients, with node and npm")
+    rows = node_rows(url)
+    assert [len(found) > 5 for found in rows.values()] == [True] * 3
+    assert not [fault for found in rows.values() for fault in faults_of(found)]
 
 
 def test_the_page_has_the_results(url: str) -> None:
-    if not all(
+    if not HAS_NODE or not all(
         python.exists() for client in CLIENTS_OF_VENDORS.values() for python in client.pythons
     ):
         pytest.skip("run tests/peers/environments.py clients")

@@ -61,7 +61,7 @@ def test_a_request_can_select_a_generation(server: Any) -> None:
         ({"adapters": {"sql": 1}}, "adapters"),
         ({"adapters": [7]}, "adapters[0]"),
         ({"adapters": [{"name": "sql", "scale": "much"}]}, "adapters[0].scale"),
-        ({"adapters": [{"name": "sql", "weight": 1}]}, "adapters[0]"),
+        ({"adapters": [{"name": "sql", "weight": 1}]}, "adapters[0].weight"),
         ({"adapters": [{"name": "sql", "scale": 10**400}]}, "adapters[0].scale"),
         ({"adapters": [{"scale": 1}]}, "adapters"),
         ({"adapters": [{"name": "sql", "generation": GENERATION}]}, "adapters"),
