@@ -24,8 +24,11 @@ KINDS: Mapping[str, tuple[str, str]] = {
 PCM = "pcm"
 """Raw samples: int16, little endian."""
 
-OPUS_RATE = 48_000
-"""The highest sample rate of Opus."""
+RATES: Mapping[str, tuple[int, ...]] = {
+    "mp3": (8000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000),
+    "opus": (48_000,),
+}
+"""The sample rates of formats that do not have all; for Opus the highest one."""
 
 BLOCK = 1 << 16
 """The number of samples per call of an encoder."""
@@ -57,7 +60,7 @@ class Sound:
         check_format(format)
         if format == PCM:
             return (self.samples * 32767).round().clip(-32768, 32767).astype("<i2").tobytes()
-        sound = self.at(OPUS_RATE) if format == "opus" else self
+        sound = self.at(rate_of(format, self.rate))
         container, coding = KINDS[format]
         file = io.BytesIO()
         with soundfile().SoundFile(
@@ -78,6 +81,12 @@ class Sound:
         from ostro.pipelines import resample
 
         return self if rate == self.rate else Sound(resample(self.samples, self.rate, rate), rate)
+
+
+def rate_of(format: str, rate: int) -> int:
+    """The sample rate in a format: the same one, else the next higher, else the highest."""
+    rates = RATES.get(format, (rate,))
+    return next((each for each in rates if each >= rate), rates[-1])
 
 
 def format_of(path: Path) -> str:

@@ -182,6 +182,17 @@ def test_silence_is_a_file_too() -> None:
     assert len(samples) == 0 and rate == 44_100 and nothing.encode("pcm") == b""
 
 
+@pytest.mark.parametrize(
+    ("rate", "written"), [(800, 8000), (12_500, 16_000), (24_000, 24_000), (96_000, 48_000)]
+)
+def test_mp3_has_the_next_rate_that_it_supports(rate: int, written: int) -> None:
+    if "MPEG_LAYER_III" not in soundfile.available_subtypes("MP3"):
+        pytest.skip("this libsndfile does not write mp3")
+    samples = np.sin(np.arange(rate // 2) * 0.1).astype(np.float32) / 2
+    found = soundfile.info(io.BytesIO(Sound(samples, rate).encode("mp3")))
+    assert found.samplerate == written and found.duration == pytest.approx(0.5, abs=0.15)
+
+
 def test_formats_without_an_encoder_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(
         RequestError, match="unknown audio format 'aac'; expected one of wav"
