@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from environments import default_root, python_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,6 +24,8 @@ NODE_MODULES = default_root() / "clients" / "node_modules"
 KEY, ADMIN = "secret", "admin"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "LANGSMITH_TRACING": "false", "NO_PROXY": "*"}
 START_SECONDS = 120
+EXAMPLES = os.environ.get("SCHEMATHESIS_EXAMPLES", "10")
+"""Examples of schemathesis for each operation and phase."""
 
 
 @contextmanager
@@ -94,3 +97,29 @@ def documented_fields() -> dict[str, dict[str, str]]:
         elif match := re.match(r"\| `([^`]+)` \| (\w+) \|", line):
             fields[match[1]] = match[2]
     return statuses
+
+
+def check_schema(url: str, folder: Path) -> None:
+    """Valid and invalid requests of schemathesis on all routes: no 5xx, all responses match theirs.
+
+    A request that fits its schema may still be rejected, for the model or another field, so the
+    check of acceptance is left out. `folder` is its working directory.
+    """
+    if not PYTHON.exists():
+        pytest.skip("run tests/peers/environments.py clients")
+    ran = subprocess.run(
+        [
+            *(PYTHON, "-m", "schemathesis.cli", "run", f"{url}/openapi.json"),
+            *("--checks", "all", "--exclude-checks", "positive_data_acceptance"),
+            *("--mode", "all", "--header", f"Authorization: Bearer {KEY}"),
+            *("--max-examples", EXAMPLES, "--seed", "1", "--request-timeout", "60"),
+        ],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={**os.environ, **OFFLINE},
+        timeout=1700,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout[-12000:]
+    assert is_ready(url)

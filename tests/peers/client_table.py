@@ -100,7 +100,10 @@ def make_models(folder: Path) -> list[str]:
     make_dia(folder / "speaker")
     make_flux(folder / "painter")
     make_vision(folder / "vision")
-    names = ("ranker", "judge", "whisper", "speaker", "painter", "vision")
+    return options_of(folder, "ranker", "judge", "whisper", "speaker", "painter", "vision")
+
+
+def options_of(folder: Path, *names: str) -> list[str]:
     return [option for name in names for option in ("--also", str(folder / name))]
 
 
