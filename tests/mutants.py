@@ -825,7 +825,7 @@ PLUGINS: Mapping[str, Mapping[str, Change]] = {
     },
     "plugins/pipelines/speech/sound.py": {
         "opus-is-not-resampled": (
-            'sound = self.at(rate_of(format, self.rate))',
+            "sound = self.at(rate_of(format, self.rate))",
             "sound = self",
         ),
     },

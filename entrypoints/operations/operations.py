@@ -198,9 +198,9 @@ class Operations(TextOperations):
             text, space, logprobs, tokens = "", "", list[TokenLogprob](), 0
             async with aclosing(pipeline.stream(audio, task_state)) as segments:
                 async for segment in segments:
-                    heard = space + segment.text if text else segment.text.lstrip()
-                    piece = heard.rstrip()
-                    text, space = text + piece, heard[len(piece) :]
+                    added = space + segment.text if text else segment.text.lstrip()
+                    piece = added.rstrip()
+                    text, space = text + piece, added[len(piece) :]
                     logprobs += segment.logprobs
                     tokens += len(segment.tokens)
                     yield TranscriptEvent(text=piece, logprobs=segment.logprobs)
