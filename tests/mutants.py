@@ -246,12 +246,16 @@ CORE: Mapping[str, Mapping[str, Change]] = {
             "seconds",
         ),
         "proposals-cost-nothing": (
-            "+ count * draft)",
+            "+ deepest * draft)",
             ")",
         ),
-        "pauses-do-not-grow": (
-            "self.longer = min(2 * self.longer, LONGEST_PAUSE)",
-            "self.longer = min(self.longer, LONGEST_PAUSE)",
+        "one-sequence-gets-all-drafts": (
+            "chances.sort(key=lambda chance: -chance[0])",
+            "chances.sort(key=lambda chance: chance[2])",
+        ),
+        "sequences-without-drafts-are-never-tried-again": (
+            "self.rate += HOPE_WEIGHT",
+            "self.rate += 0",
         ),
     },
     "core/engine/speculation.py": {

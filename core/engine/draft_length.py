@@ -1,12 +1,14 @@
-"""How many tokens to propose for a sequence: as many as give the most tokens per second.
+"""How many tokens to propose: those that give the most tokens per second.
 
-If each draft is right with probability p, a step with k drafts yields (1 - p^(k+1)) / (1 - p)
-tokens on average (Leviathan et al. 2023), and it takes the time of a step of more rows, and of
-proposing. Both times are measured while the engine runs.
+A draft is accepted if it and all drafts before it are right. So if each draft of a sequence is
+right with probability p, its k-th one adds p^k tokens to a step on average (Leviathan et al. 2023).
+A step takes the most likely drafts of all its sequences, as many as are worth the time of its
+further rows and that of proposing. Both times are measured while the engine runs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,14 +19,19 @@ that each further row costs time.
 """
 MAX_DRAFTS = 8
 """The most drafts of one sequence in a step."""
-FIRST_DRAFTS = 4
-"""Drafts in the first step that has a proposal."""
 FIRST_RATE = 0.7
-"""The share of right drafts that is assumed before the first are judged."""
-RATE_WEIGHT = 0.15
-"""The weight of one draft in the share of right drafts."""
-LONGEST_PAUSE = 64
-"""The most tokens without drafts while they do not pay."""
+"""The probability of a right draft that is assumed before the first are judged."""
+WEIGHT = 0.1
+"""The weight of one draft in the share of right ones."""
+HOPE, HOPE_WEIGHT = 0.9, 1 / 64
+"""What the share of a sequence without drafts approaches, and by which part with each token: it is
+tried again some time.
+"""
+GAIN = 1.05
+"""The least gain in tokens per second for which a step has drafts: rates and times are estimates.
+"""
+FREE = 0.01
+"""The part of a step up to which the time of a proposal does not matter."""
 GROWTH = 1.02
 """The most by which a longer step raises the stored time of its size: most delays are those of
 other work on the machine.
@@ -82,67 +89,58 @@ class StepCosts:
         """The seconds of a step; 0 while none is known."""
         return self.curve[min(rows, MAX_ROWS)]
 
-    def best(self, rate: float, sequences: int, limit: int) -> int:
-        """The number of drafts, up to `limit`, with the most tokens per second; 0 if none pays.
+    def are_proposals_free(self, rows: int) -> bool:
+        """Whether the time of proposals does not matter beside a step of `rows`."""
+        return self.draft.seconds is not None and (
+            MAX_DRAFTS * self.draft.seconds <= FREE * self.of(rows)
+        )
 
-        rate: the share of right drafts. sequences: those of the step, all with as many drafts.
+    def choose(
+        self,
+        rates: Sequence[float],
+        limits: Sequence[int],
+        *,
+        rows: int,
+        budget: int,
+        proposed: bool = False,
+    ) -> list[int]:
+        """The number of drafts of each sequence with the most tokens per second.
+
+        rates: the shares of right drafts. limits: the most drafts. rows: those of the step without
+        drafts. budget: the most drafts in all. proposed: they need not be proposed first.
         """
-        plain = self.of(sequences)
-        if not plain:
-            return limit
-        draft = self.draft.seconds or 0.0
-        best, fastest, tokens = 0, 1 / plain, 1.0
-        for count in range(1, limit + 1):
-            tokens += rate**count
-            speed = tokens / (self.of(sequences * (1 + count)) + count * draft)
+        plain = self.of(rows) or 1.0
+        draft = 0.0 if proposed else self.draft.seconds or 0.0
+        chances = [
+            (rate**place, place, index)
+            for index, (rate, limit) in enumerate(zip(rates, limits, strict=True))
+            for place in range(1, limit + 1)
+        ]
+        # Stable: a draft never precedes those before it, which are at least as likely.
+        chances.sort(key=lambda chance: -chance[0])
+        tokens, deepest, best, fastest = float(rows), 0, 0, GAIN * rows / plain
+        for count, (chance, place, _) in enumerate(chances[: max(budget, 0)], 1):
+            tokens, deepest = tokens + chance, max(deepest, place)
+            speed = tokens / ((self.of(rows + count) or plain) + deepest * draft)
             if speed > fastest:
                 best, fastest = count, speed
-        return best
+        counts = [0] * len(rates)
+        for _, _, index in chances[:best]:
+            counts[index] += 1
+        return counts
 
 
 @dataclass
-class DraftLength:
-    """How many drafts a sequence gets, by the acceptance of its last ones and by their cost.
+class Acceptance:
+    """The share of right drafts among the last ones of a sequence."""
 
-    count: the most in a step. rate: the share of right ones among the last. pause: tokens until the
-    next drafts, since they do not pay; `longer`: those of the next pause. trying: after a pause,
-    one draft is tried whatever it costs.
-    """
-
-    count: int = FIRST_DRAFTS
     rate: float = FIRST_RATE
-    pause: int = 0
-    longer: int = 2
-    trying: bool = False
-
-    def choose(self, limit: int, costs: StepCosts, sequences: int) -> int:
-        """The number of drafts in the next step, at most `limit`. sequences: see `best`."""
-        if self.pause:
-            self.pause -= 1
-            return 0
-        limit = min(limit, self.count)
-        if limit < 1:
-            return 0
-        if self.trying:
-            return 1
-        count = costs.best(self.rate, sequences, limit)
-        if not count:
-            self.rest()
-        return count
-
-    def rest(self) -> None:
-        """Begin a pause, twice as long as the one before."""
-        self.pause, self.trying = self.longer, True
-        self.longer = min(2 * self.longer, LONGEST_PAUSE)
 
     def update(self, drafted: int, accepted: int) -> None:
-        """Take note of a step: if all drafts were right, the next ones may be twice as many."""
+        """Take note of a step. The drafts after the first wrong one are not judged."""
         for right in [1] * accepted + [0] * (accepted < drafted):
-            self.rate += RATE_WEIGHT * (right - self.rate)
-        if not self.trying and accepted:
-            self.longer = 2
-        self.trying = False
-        if accepted == drafted:
-            self.count = min(2 * self.count, MAX_DRAFTS)
-        else:
-            self.count = max(accepted + 1, self.count // 2)
+            self.rate += WEIGHT * (right - self.rate)
+
+    def hope(self) -> None:
+        """Take note of a token without drafts."""
+        self.rate += HOPE_WEIGHT * max(HOPE - self.rate, 0.0)

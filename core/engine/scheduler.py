@@ -201,7 +201,7 @@ class Scheduler:
         for chunk in plan.chunks:
             chunk.sequence.drafts = []
         chunks = [c for c in plan.chunks if c.count == 1 and c.draws and may_speculate(c.sequence)]
-        drafts = speculation.drafts([chunk.sequence for chunk in chunks], budget)
+        drafts = speculation.drafts([chunk.sequence for chunk in chunks], plan.rows, budget)
         for chunk, tokens in zip(chunks, drafts, strict=True):
             sequence, after = chunk.sequence, chunk.start + 1
             if not tokens or not self.blocks.grow(sequence.tables, after + len(tokens)):

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Protocol
 
-from ostro.core.engine.draft_length import MAX_DRAFTS, DraftLength, StepCosts
+from ostro.core.engine.draft_length import MAX_DRAFTS, Acceptance, StepCosts
 from ostro.core.engine.sampler import has_dry, has_penalties
 from ostro.core.engine.sequence import Sequence
 from ostro.core.messages.outputs import Stats, TokenOutput
@@ -70,33 +70,52 @@ class Speculation:
         """
         self.proposer, self.vocab, self.explain = proposer, vocab, explain
         self.costs = StepCosts()
-        self.lengths = [DraftLength()] * rows
+        self.acceptance = [Acceptance()] * rows
         self.sequences: list[Sequence | None] = [None] * rows
+        self.asked = [False] * rows  # whether the proposer knows the sequence of a row
         self.failed = False  # the proposer raised an exception, and is not called again
         self.proposals = self.drafted = self.accepted = 0
         self.accepted_at = [0] * MAX_DRAFTS  # by place: that of the first draft of a step is 0
 
-    def drafts(self, sequences: Rows[Sequence], budget: int) -> list[list[int]]:
-        """Drafts for sequences that each decode their last known token, `budget` in all."""
-        out: list[list[int]] = [[] for _ in sequences]
-        requests, places = list[DraftRequest](), list[int]()
-        for place, sequence in enumerate(sequences):
-            if budget < 1 or self.failed:
-                break
-            row = sequence.row
-            started = self.sequences[row] is not sequence
-            if started:
-                self.sequences[row], self.lengths[row] = sequence, DraftLength()
-            room = min(budget, sequence.max_length - sequence.length - 1)
-            count = self.lengths[row].choose(room, self.costs, len(sequences))
-            if count:
-                budget -= count
-                requests.append(DraftRequest(row, sequence.tokens, count, started))
-                places.append(place)
+    def drafts(self, sequences: Rows[Sequence], rows: int, budget: int) -> list[list[int]]:
+        """Drafts for sequences that each decode their last known token.
+
+        rows: those of the step without drafts. budget: the most drafts in all.
+        """
+        if self.failed or not sequences or budget < 1:
+            return [[] for _ in sequences]
+        started = [self.begin(sequence) for sequence in sequences]
+        rates = [self.acceptance[sequence.row].rate for sequence in sequences]
+        limits = [
+            max(min(MAX_DRAFTS, budget, each.max_length - each.length - 1), 0) for each in sequences
+        ]
+        if not self.costs.are_proposals_free(rows):
+            limits = self.costs.choose(rates, limits, rows=rows, budget=budget)
+        drafts: list[list[int]] = [[] for _ in sequences]
+        asked = [place for place, limit in enumerate(limits) if limit]
+        requests = list[DraftRequest]()
+        for place in asked:
+            sequence, row = sequences[place], sequences[place].row
+            requests.append(DraftRequest(row, sequence.tokens, limits[place], started[place]))
+            self.asked[row] = True
         if requests:
-            for place, drafts in zip(places, self.propose(requests), strict=True):
-                out[place] = drafts
-        return out
+            for place, tokens in zip(asked, self.propose(requests), strict=True):
+                drafts[place] = tokens
+        # Again: a proposer may propose less than it is asked for.
+        lengths = [len(tokens) for tokens in drafts]
+        counts = self.costs.choose(rates, lengths, rows=rows, budget=budget, proposed=True)
+        for sequence, count in zip(sequences, counts, strict=True):
+            if not count:
+                self.acceptance[sequence.row].hope()
+        return [tokens[:count] for tokens, count in zip(drafts, counts, strict=True)]
+
+    def begin(self, sequence: Sequence) -> bool:
+        """Whether the proposer has not been asked for this sequence yet."""
+        row = sequence.row
+        if self.sequences[row] is not sequence:
+            self.sequences[row], self.acceptance[row] = sequence, Acceptance()
+            self.asked[row] = False
+        return not self.asked[row]
 
     def propose(self, requests: Rows[DraftRequest]) -> list[list[int]]:
         """The drafts of the proposer. If it fails, it is logged, and there are none from then on:
@@ -153,7 +172,7 @@ class Speculation:
         for place in range(accepted):
             self.accepted_at[place] += 1
         if sequence.row >= 0 and self.sequences[sequence.row] is sequence:
-            self.lengths[sequence.row].update(drafted, accepted)
+            self.acceptance[sequence.row].update(drafted, accepted)
 
     def release(self, row: int) -> None:
         """Forget the sequence of a row, which ends or is preempted; -1 for one without a row."""
