@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from ostro.core.errors import RequestError
+from ostro.core.errors import DocumentNotFound, RequestError
 from ostro.core.store import new_id
 from ostro.entrypoints.operations.caller import ANYONE, Caller
 from ostro.entrypoints.operations.files import KIND as FILE_KIND
@@ -138,7 +138,10 @@ class Batches:
 
     async def create(self, request: BatchRequest, caller: Caller = ANYONE) -> Batch:
         """Begin a batch. Raises DocumentNotFound without its file, RequestError for its purpose."""
-        file = (await self.state.get(caller.name, FILE_KIND, request.input_file_id, File)).value
+        try:
+            file = (await self.state.get(caller.name, FILE_KIND, request.input_file_id, File)).value
+        except DocumentNotFound as error:
+            raise DocumentNotFound(f"input_file_id: {error}", param="input_file_id") from None
         if file.purpose != "batch":
             raise RequestError(
                 f"the file has the purpose {file.purpose!r}, expected 'batch'",
