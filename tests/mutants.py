@@ -254,7 +254,7 @@ CORE: Mapping[str, Mapping[str, Change]] = {
             "chances.sort(key=lambda chance: chance[2])",
         ),
         "sequences-without-drafts-are-never-tried-again": (
-            "self.rate += HOPE_WEIGHT",
+            "self.rate += IDLE_WEIGHT",
             "self.rate += 0",
         ),
     },

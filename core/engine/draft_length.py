@@ -23,9 +23,9 @@ FIRST_RATE = 0.7
 """The probability of a right draft that is assumed before the first are judged."""
 WEIGHT = 0.1
 """The weight of one draft in the share of right ones."""
-HOPE, HOPE_WEIGHT = 0.9, 1 / 64
-"""What the share of a sequence without drafts approaches, and by which part with each token: it is
-tried again some time.
+IDLE_RATE, IDLE_WEIGHT = 0.9, 1 / 64
+"""The share that a sequence without drafts approaches, and by which part with each token: so drafts
+are tried again some time.
 """
 GAIN = 1.05
 """The least gain in tokens per second for which a step has drafts: rates and times are estimates.
@@ -141,6 +141,6 @@ class Acceptance:
         for right in [1] * accepted + [0] * (accepted < drafted):
             self.rate += WEIGHT * (right - self.rate)
 
-    def hope(self) -> None:
-        """Take note of a token without drafts."""
-        self.rate += HOPE_WEIGHT * max(HOPE - self.rate, 0.0)
+    def decay(self) -> None:
+        """Take note of a token without drafts: what is known of the share gets old."""
+        self.rate += IDLE_WEIGHT * max(IDLE_RATE - self.rate, 0.0)

@@ -99,7 +99,8 @@ def run_largest_steps(engine: Engine) -> None:
             request = TokenRequest(id=f"memory {i}", tokens=prompt, sampling=RULES, cache=False)
             engine.submit(request)
         engine.drain()
-        for runner in [engine.runner, *([draft.runner] if (draft := draft_model(engine)) else [])]:
-            runner.capture_all(runner.sizes[-1:])
+        engine.runner.capture_all(engine.runner.sizes[-1:])
+        if (draft := draft_model(engine)) is not None:
+            draft.runner.capture_all(draft.runner.sizes[-1:])
     else:
         engine.runner.hidden([prompt] * count)

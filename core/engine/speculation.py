@@ -106,7 +106,7 @@ class Speculation:
         counts = self.costs.choose(rates, lengths, rows=rows, budget=budget, proposed=True)
         for sequence, count in zip(sequences, counts, strict=True):
             if not count:
-                self.acceptance[sequence.row].hope()
+                self.acceptance[sequence.row].decay()
         return [tokens[:count] for tokens, count in zip(drafts, counts, strict=True)]
 
     def begin(self, sequence: Sequence) -> bool:

@@ -120,7 +120,7 @@ def test_drafts_that_do_not_pay_become_rare() -> None:
         if count:
             acceptance.update(count, 0)
         else:
-            acceptance.hope()
+            acceptance.decay()
     assert 2 < sum(counts[500:]) < 50
 
 
@@ -133,5 +133,5 @@ def test_drafts_that_pay_again_are_found() -> None:
         if count:
             acceptance.update(count, count)
         else:
-            acceptance.hope()
+            acceptance.decay()
     assert counts[0] == 0 and counts[-1] == MAX_DRAFTS
