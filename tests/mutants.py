@@ -228,7 +228,7 @@ CORE: Mapping[str, Mapping[str, Change]] = {
             "while end < min(own.length, len(tokens)):",
         ),
         "a-draft-model-reads-tokens-that-it-does-not-know": (
-            "if sequence.foreign:",
+            "if sequence.unusable:",
             "if False:",
         ),
         "a-draft-model-without-room-keeps-its-blocks": (
@@ -250,8 +250,8 @@ CORE: Mapping[str, Mapping[str, Change]] = {
             ")",
         ),
         "one-sequence-gets-all-drafts": (
-            "chances.sort(key=lambda chance: -chance[0])",
-            "chances.sort(key=lambda chance: chance[2])",
+            "candidates.sort(key=lambda candidate: -candidate[0])",
+            "candidates.sort(key=lambda candidate: candidate[2])",
         ),
         "sequences-without-drafts-are-never-tried-again": (
             "self.rate += IDLE_WEIGHT",

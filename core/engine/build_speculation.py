@@ -16,7 +16,6 @@ from ostro.core.engine.speculation import Proposer, Speculation
 from ostro.core.engine.vocabulary import read_vocabulary
 from ostro.core.errors import ModelNotFound, UsageError, nearest
 from ostro.core.load.model import LoadedModel
-from ostro.core.load.open import find
 from ostro.core.nn import TokenModel
 from ostro.core.ops import Target
 from ostro.core.plugins.manager import PluginManager
@@ -24,23 +23,20 @@ from ostro.core.records import Settings, resolve
 
 
 def draft_model_settings(settings: Settings, plugins: PluginManager) -> Settings | None:
-    """The settings of the draft model that --speculate names; None if it names a speculator.
-
-    Raises UsageError if it names neither, and the errors of `find`.
-    """
+    """The settings of the draft model of --speculate; None if it names a speculator, or nothing."""
     name = settings.speculate
-    speculators = plugins.collect("speculators")
-    if name is None or name in speculators:
+    if name is None or name in plugins.collect("speculators"):
         return None
-    draft = draft_settings(settings, name)
-    try:
-        find(draft, plugins)
-    except ModelNotFound as error:
-        raise UsageError(
-            f"--speculate {name!r:.60}: no such speculator{nearest(name, speculators)}; "
-            f"installed: {', '.join(speculators)}; and no draft model: {error}"
-        ) from error
-    return draft
+    return draft_settings(settings, name)
+
+
+def no_speculator(name: str, plugins: PluginManager, error: ModelNotFound) -> UsageError:
+    """The error of a --speculate that names neither a speculator nor a model."""
+    speculators = plugins.collect("speculators")
+    return UsageError(
+        f"--speculate {name!r:.60}: no such speculator{nearest(name, speculators)}; "
+        f"installed: {', '.join(speculators)}; and no draft model: {error}"
+    )
 
 
 def build_speculation(

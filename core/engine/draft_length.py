@@ -111,21 +111,21 @@ class StepCosts:
         """
         plain = self.of(rows) or 1.0
         draft = 0.0 if proposed else self.draft.seconds or 0.0
-        chances = [
+        candidates = [
             (rate**place, place, index)
             for index, (rate, limit) in enumerate(zip(rates, limits, strict=True))
             for place in range(1, limit + 1)
         ]
         # Stable: a draft never precedes those before it, which are at least as likely.
-        chances.sort(key=lambda chance: -chance[0])
+        candidates.sort(key=lambda candidate: -candidate[0])
         tokens, deepest, best, fastest = float(rows), 0, 0, GAIN * rows / plain
-        for count, (chance, place, _) in enumerate(chances[: max(budget, 0)], 1):
-            tokens, deepest = tokens + chance, max(deepest, place)
+        for count, (accepted, place, _) in enumerate(candidates[: max(budget, 0)], 1):
+            tokens, deepest = tokens + accepted, max(deepest, place)
             speed = tokens / ((self.of(rows + count) or plain) + deepest * draft)
             if speed > fastest:
                 best, fastest = count, speed
         counts = [0] * len(rates)
-        for _, _, index in chances[:best]:
+        for _, _, index in candidates[:best]:
             counts[index] += 1
         return counts
 

@@ -29,13 +29,13 @@ FIELDS = (
 class DraftSequence:
     """A sequence of the draft model: `state` has the tokens of the target, then drafts.
 
-    `checked`: how many of the tokens are the target's. `foreign`: one of them is not in the
+    `checked`: how many of the tokens are the target's. `unusable`: one of them is not in the
     vocabulary of the draft model.
     """
 
     state: TokenSequence
     checked: int = 0
-    foreign: bool = False
+    unusable: bool = False
 
     @property
     def missing(self) -> int:
@@ -44,7 +44,7 @@ class DraftSequence:
 
     def follow(self, tokens: Sequence[int], vocab: int) -> None:
         """Take the target's tokens over, which replace drafts that were rejected."""
-        self.foreign = self.foreign or max(tokens[self.checked :], default=0) >= vocab
+        self.unusable = self.unusable or max(tokens[self.checked :], default=0) >= vocab
         own, end = self.state, self.checked
         while end < min(own.length, len(tokens)) and own.tokens[end] == tokens[end]:
             end += 1
@@ -114,7 +114,7 @@ class DraftModel:
             sequence.state.tables = self.runner.blocks.new_tables()
             self.sequences[request.row] = sequence
         sequence.follow(request.tokens, self.runner.sampler.vocab)
-        if sequence.foreign:
+        if sequence.unusable:
             return None
         self.runner.blocks.trim(sequence.state.tables, sequence.state.computed)
         return sequence

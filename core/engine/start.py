@@ -24,7 +24,7 @@ from ostro.core.engine.build import (
     reserve_adapters,
     warm_up,
 )
-from ostro.core.engine.build_speculation import draft_model_settings
+from ostro.core.engine.build_speculation import draft_model_settings, no_speculator
 from ostro.core.engine.calibration import open_probe
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.jobs import JobEngine
@@ -34,7 +34,7 @@ from ostro.core.engine.model_loader import BetweenSteps
 from ostro.core.engine.multi_model import MultiModelEngine
 from ostro.core.engine.pooling import PoolingEngine
 from ostro.core.engine.profile import small_engine, step_bytes
-from ostro.core.errors import PluginError
+from ostro.core.errors import ModelNotFound, PluginError
 from ostro.core.failure import Failures
 from ostro.core.load.describe import ModelOutline
 from ostro.core.load.model import LoadedModel, load_model, requantize
@@ -206,8 +206,7 @@ def open_weights(
     OstroError as `open_engine`.
     """
     # First: its name may be wrong, and the check of the model must know the memory that it takes.
-    drafts = draft_model_settings(settings, plugins)
-    draft = None if drafts is None else open_weights(drafts, plugins, report, check)
+    draft = open_draft_model(settings, plugins, report, check)
     try:
         loaded = open_own_weights(settings, plugins, report, check)
     except BaseException:
@@ -216,6 +215,22 @@ def open_weights(
         raise
     loaded.draft = draft
     return loaded
+
+
+def open_draft_model(
+    settings: Settings,
+    plugins: PluginManager,
+    report: ProgressCallback | None,
+    check: Callable[[ModelOutline], None] | None,
+) -> LoadedModel | None:
+    """The draft model of --speculate, if it names one. Raises UsageError for an unknown name."""
+    draft = draft_model_settings(settings, plugins)
+    if draft is None:
+        return None
+    try:
+        return open_own_weights(draft, plugins, report, check)
+    except ModelNotFound as error:
+        raise no_speculator(draft.reference or "", plugins, error) from error
 
 
 def open_own_weights(

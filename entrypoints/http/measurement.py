@@ -149,7 +149,10 @@ class RequestMetrics(RequestObserver, Collector):
         """Count the prompt tokens of a pooling request; those of others are in their output."""
         claim, record = CLAIM.get(), RECORD.get()
         model = self.default if request.model == DEFAULT else request.model
-        route = (claim and claim.route) or OTHER if record is None else record.route
+        if record is not None:
+            route = record.route
+        else:
+            route = claim.route if claim is not None and claim.route else OTHER
         metrics = self.of(model, route, "" if claim is None else claim.caller.name)
         choices = request.sampling.n if isinstance(request, TokenRequest) else 1
         found = MeasuredRequest(metrics, record, monotonic(), set(range(choices)))

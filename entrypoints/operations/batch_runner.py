@@ -55,9 +55,9 @@ from ostro.entrypoints.operations.files import File, Files, seconds_of
 from ostro.entrypoints.operations.jobs import (
     LEASE_SECONDS,
     POLL_SECONDS,
-    Elsewhere,
+    FairSlots,
     JobRunner,
-    Turns,
+    ModelNotServed,
 )
 from ostro.entrypoints.operations.state import State
 
@@ -112,7 +112,7 @@ class BatchRunner(JobRunner):
         """
         super().__init__(state, poll=poll, lease=lease, clock=clock)
         self.files, self.execute, self.max_body = files, execute, max_body
-        self.slots = Turns(slots)
+        self.slots = FairSlots(slots)
 
     async def work(self, owner: str, id: str) -> None:
         """Run a batch to its end."""
@@ -286,7 +286,7 @@ class BatchRun:
     async def feed(self, error: LineError | None = None) -> None:
         """Run the requests in order, as many at once as there are slots.
 
-        error: the result to store instead of running them. Raises Elsewhere at a request for a
+        error: the result to store instead of running them. Raises ModelNotServed at a request for a
         model of the server that got the batch, which this one lacks.
         """
         self.room.set()
@@ -302,7 +302,7 @@ class BatchRun:
                         await self.store(number, id, error=line)
                         continue
                     if missing and (model := model_of(line.body)) in missing:
-                        raise Elsewhere(model or "")
+                        raise ModelNotServed(model or "")
                     await self.room.wait()
                     begun = asyncio.Event()
                     group.create_task(self.execute(number, line, begun))

@@ -25,13 +25,13 @@ POLL_SECONDS, LEASE_SECONDS = 10.0, 30.0
 """Interval at which jobs are searched for, and length of a lease."""
 PAGE = 1000
 """Jobs that are read at a time."""
-LEFT_SECONDS = 60.0
+SKIP_SECONDS = 60.0
 """Time for which a server does not try again a job that it had to leave to others."""
 ABANDONED_SECONDS = 25 * 3600.0
 """Age at which any server ends a job whose key it does not know: no server has continued it."""
 
 
-class Elsewhere(OstroError):
+class ModelNotServed(OstroError):
     """Only a server with another model can do the job, or this one after a change."""
 
     def __init__(self, model: str) -> None:
@@ -45,7 +45,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     until: float = 0.0
 
 
-class Turns:
+class FairSlots:
     """Slots that owners get in turn, however many requests of one owner wait."""
 
     def __init__(self, slots: int) -> None:
@@ -114,7 +114,7 @@ class JobRunner:
         self.serves: Callable[[str], bool] = lambda model: True
         self.running: dict[str, asyncio.Task[None]] = {}
         self.owners = Counter[str]()  # of the jobs that run
-        self.left: dict[str, float] = {}  # jobs that only others can do, until when
+        self.skipped: dict[str, float] = {}  # jobs that only others can do, until when
 
     async def work(self, owner: str, id: str) -> None:
         """Do a job to its end. Raises DocumentNotFound if its document is deleted."""
@@ -148,7 +148,10 @@ class JobRunner:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def take(self) -> None:
-        """Start jobs that no server works on: the oldest of the owner of whom the fewest run."""
+        """Start jobs that no server works on.
+
+        Owners with the fewest running jobs come first, and of each owner the oldest job.
+        """
         waiting = await self.waiting()
         while waiting:
             owner = min(waiting, key=self.owners.__getitem__)
@@ -166,7 +169,7 @@ class JobRunner:
     async def waiting(self) -> dict[str, deque[str]]:
         """Return the ids of the jobs that this server may start, oldest first, by owner."""
         now, found = self.clock(), dict[str, deque[str]]()
-        self.left = {id: until for id, until in self.left.items() if until > now}
+        self.skipped = {id: until for id, until in self.skipped.items() if until > now}
         after, more = None, True
         while more:
             page = await self.state.list(
@@ -176,7 +179,9 @@ class JobRunner:
                 owner, id = each.document.owner, each.document.id
                 after = id
                 mine = self.knows(owner) or now > each.document.created + ABANDONED_SECONDS
-                if mine and not (id in self.running or id in self.left or self.taken(each.value)):
+                if mine and not (
+                    id in self.running or id in self.skipped or self.taken(each.value)
+                ):
                     found.setdefault(owner, deque()).append(id)
             more = page.has_more
         return found
@@ -190,7 +195,7 @@ class JobRunner:
         """Forget a task that has ended."""
         del self.running[id]
         self.owners[owner] -= 1
-        self.owners += Counter()  # without owners of whom none runs
+        self.owners += Counter()  # drops owners without running jobs
         self.changed.set()
 
     async def claim(self, owner: str, id: str, seconds: float | None = None) -> bool:
@@ -221,9 +226,9 @@ class JobRunner:
             await work
         except DocumentNotFound:  # the document was deleted
             await self.forget(owner, id)
-        except Elsewhere as error:
+        except ModelNotServed as error:
             log.warning("%s %s: %s", self.name, id, error)
-            self.left[id] = self.clock() + LEFT_SECONDS
+            self.skipped[id] = self.clock() + SKIP_SECONDS
             with suppress(OstroError):
                 await self.claim(owner, id, 0.0)
         except StoreError as error:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from ostro.core.errors import DocumentNotFound, OstroError, Overloaded, StoreError
 from ostro.entrypoints.operations.caller import Caller
-from ostro.entrypoints.operations.jobs import LEASE_SECONDS, POLL_SECONDS, Elsewhere, JobRunner
+from ostro.entrypoints.operations.jobs import LEASE_SECONDS, POLL_SECONDS, JobRunner, ModelNotServed
 from ostro.entrypoints.operations.quotas import RateLimited
 from ostro.entrypoints.operations.responses.response import (
     Response,
@@ -100,14 +100,14 @@ class BackgroundRun:
         await self.runner.state.delete(self.owner, JOB_KIND, self.id)
 
     async def require_model(self, model: str) -> None:
-        """Raise Elsewhere if this server lacks the model that another one accepted.
+        """Raise ModelNotServed if this server lacks the model that another one accepted.
 
         After `WAIT_SECONDS` the response fails instead.
         """
         response = await self.stored()
         waits = self.runner.clock() < response.created_at + WAIT_SECONDS
         if model and waits and not (response.ended or self.runner.serves(model)):
-            raise Elsewhere(model)
+            raise ModelNotServed(model)
 
     async def begin(self) -> StoredResponse:
         """Count an attempt, unless the response has ended."""

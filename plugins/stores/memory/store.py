@@ -60,7 +60,7 @@ class MemoryBlob:
         with self.store.lock:
             # BytesIO gives and takes bytes without a copy, for which it would hold the GIL.
             self.store.blobs[self.name] = self.data.getvalue()
-            self.store.loose.add(self.name)
+            self.store.unreferenced.add(self.name)
             self.data, self.nbytes = BytesIO(), 0
 
     def discard(self) -> None:
@@ -68,8 +68,8 @@ class MemoryBlob:
         with self.store.lock:
             self.store.writing -= self.nbytes
             self.data, self.nbytes = BytesIO(), 0
-            if self.name in self.store.loose:
-                self.store.writing -= len(self.store.adopt(self.name))
+            if self.name in self.store.unreferenced:
+                self.store.writing -= len(self.store.reference(self.name))
                 del self.store.blobs[self.name]
 
 
@@ -83,7 +83,7 @@ class MemoryStore:
         self.kinds: dict[str, dict[str, list[str]]] = {}  # ids in order, by kind and owner
         self.shares: dict[str, Share] = {}  # by owner
         self.blobs: dict[str, bytes] = {}
-        self.loose: set[str] = set()  # blobs that no document has yet
+        self.unreferenced: set[str] = set()  # blobs that no document has yet
         self.nbytes = 0  # of documents with their blobs
         self.writing = 0  # of blobs without a document
         self.lock = RLock()
@@ -98,9 +98,9 @@ class MemoryStore:
                 )
             self.writing += count
 
-    def adopt(self, name: str) -> bytes:
+    def reference(self, name: str) -> bytes:
         """Return a blob that a document gets or that is deleted."""
-        self.loose.remove(name)
+        self.unreferenced.remove(name)
         return self.blobs[name]
 
     def put(self, document: Document, /, *, expected: int | None = None) -> int:
@@ -116,8 +116,8 @@ class MemoryStore:
                 raise StoreError(f"the store in memory has a limit of {self.limit} bytes")
             if old is not None:
                 self.remove(key, keep=document.blob)
-            if document.blob in self.loose:
-                self.writing -= len(self.adopt(document.blob))
+            if document.blob in self.unreferenced:
+                self.writing -= len(self.reference(document.blob))
             self.add(key, replace(document, version=stored + 1))
         return stored + 1
 
@@ -233,7 +233,7 @@ class MemoryStore:
         """Do nothing: deleted documents leave nothing behind."""
 
     def close(self) -> None:
-        for each in (self.documents, self.kinds, self.shares, self.blobs, self.loose):
+        for each in (self.documents, self.kinds, self.shares, self.blobs, self.unreferenced):
             each.clear()
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from tiny.drafts import LENGTH, run
 from tiny.processors import Forcing
 
 from ostro.core.engine.engine import Engine
@@ -16,7 +17,6 @@ from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import LogitsProcessor, Settings
 from ostro.plugins.conformance.parity import Subject, subject
 
-LENGTH = 40
 PLACES = [1, 2, 3, 4]
 RECORDS = [
     LogitsProcessor(name=name, processor=f"tiny.processors:{kind}", mask=True)
@@ -27,7 +27,6 @@ RECORDS = [
         ("silent", "MaskNoRepeat"),
     )
 ]
-Tokens = dict[tuple[str, int], list[int]]
 
 
 @pytest.fixture(scope="module", params=["llama", "gemma3", "deepseek_v2", "qwen3_5"])
@@ -70,15 +69,6 @@ def requests_of(tiny: Subject, name: str, **fields: Any) -> list[TokenRequest]:
         ),
         TokenRequest(id="plain", tokens=tiny.prompt[3:12], sampling=Sampling(seed=5, **rules)),
     ]
-
-
-def run(engine: Engine, requests: list[TokenRequest]) -> Tokens:
-    found: Tokens = {}
-    for request in requests:
-        engine.submit(request)
-    for output in engine.drain():
-        found.setdefault((output.id, output.index), []).extend(output.tokens)
-    return found
 
 
 @pytest.mark.parametrize("replay", [False, True])

@@ -42,7 +42,7 @@ from ostro.entrypoints.operations.batches import (
 from ostro.entrypoints.operations.caller import Caller
 from ostro.entrypoints.operations.decoding import SMALL
 from ostro.entrypoints.operations.files import FileListRequest, FileRequest, Files
-from ostro.entrypoints.operations.jobs import Job, JobRunner, Turns
+from ostro.entrypoints.operations.jobs import FairSlots, Job, JobRunner
 from ostro.entrypoints.operations.state import State, open_state
 
 ANN, BOB = Caller(name="ann"), Caller(name="bob")
@@ -452,7 +452,7 @@ def test_many_batches_of_a_caller_do_not_keep_those_of_others(
 
 def test_owners_get_slots_in_turn() -> None:
     async def main() -> list[str]:
-        turns, order = Turns(1), list[str]()
+        turns, order = FairSlots(1), list[str]()
 
         async def hold(name: str) -> None:
             async with turns.slot(name[0]):
@@ -509,7 +509,7 @@ def test_a_batch_waits_for_a_server_with_its_model(
         assert job.until <= server.clock() and not server.runner.running
         assert set(server.asked) <= {0, 1, 2}
         served.add("one")
-        server.clock.offset = jobs.LEFT_SECONDS + 1
+        server.clock.offset = jobs.SKIP_SECONDS + 1
         done = await server.end_of(batch)
         assert (done.status, done.completed, done.failed) == ("completed", 30, 0)
 

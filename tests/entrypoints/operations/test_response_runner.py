@@ -168,7 +168,7 @@ def test_a_response_waits_for_a_server_with_its_model(
             self.asked += 1
             return model == "m" and self.asked > 2
 
-    monkeypatch.setattr(jobs, "LEFT_SECONDS", 0.0)
+    monkeypatch.setattr(jobs, "SKIP_SECONDS", 0.0)
     found, asked = run(plugins, served=Served())
     assert (status(found), asked) == ("completed", 1)
     assert caplog.text.count("waits for a server with the model 'm'") == 2

@@ -57,7 +57,7 @@ def test_blobs_that_are_written_replace_no_document(make: Make) -> None:
     second.commit()
     second.discard()
     assert store.get("ann", "note", "old") is not None
-    assert (store.writing, store.loose, store.blobs) == (0, set(), {})
+    assert (store.writing, store.unreferenced, store.blobs) == (0, set(), {})
     for _ in range(9):  # what is stored is not being written
         store.put(make("new", blob=blob(store, 900)))
     assert store.writing == 0 and len(store.blobs) == 1
