@@ -90,10 +90,9 @@ class StepCosts:
         return self.curve[min(rows, MAX_ROWS)]
 
     def are_proposals_free(self, rows: int) -> bool:
-        """Whether the time of proposals does not matter beside a step of `rows`."""
-        return self.draft.seconds is not None and (
-            MAX_DRAFTS * self.draft.seconds <= FREE * self.of(rows)
-        )
+        """Whether the time of proposals does not matter beside a step of `rows`, or is unknown."""
+        seconds = self.draft.seconds
+        return seconds is None or MAX_DRAFTS * seconds <= FREE * self.of(rows)
 
     def choose(
         self,

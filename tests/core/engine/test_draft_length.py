@@ -75,7 +75,8 @@ def test_proposals_that_are_made_cost_no_more() -> None:
     assert costs.choose([0.7], [8], rows=1, budget=31, proposed=True) == [3]
     assert not costs.are_proposals_free(1)
     assert costs_of(CPU, 0.001).are_proposals_free(1)
-    assert not costs_of({}, 0.001).are_proposals_free(1) and not StepCosts().are_proposals_free(1)
+    assert not costs_of({}, 0.001).are_proposals_free(1)
+    assert StepCosts().are_proposals_free(1), "the first ones show what they cost"
 
 
 def test_times_of_sizes_between_and_beyond_those_that_are_known() -> None:
@@ -88,6 +89,13 @@ def test_more_rows_are_never_faster() -> None:
     """One slow measurement of a size does not rule it out for good."""
     costs = costs_of({1: 1.0, 2: 50.0, 4: 1.4})
     assert costs.of(2) == costs.of(3) == costs.of(4) == 1.4
+
+
+def test_the_first_step_of_a_size_does_not_count() -> None:
+    """It may compile or capture: the size would never be tried again."""
+    costs = costs_of({1: 1.0})
+    costs.add(9, 50.0)
+    assert costs.of(9) == 1.0
 
 
 def test_a_lasting_change_is_followed() -> None:

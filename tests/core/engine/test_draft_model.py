@@ -187,6 +187,31 @@ def test_a_sequence_without_room_leaves_it_to_others(tiny: Subject) -> None:
     assert engine.stats().steps - before < 30
 
 
+def test_sequences_beyond_the_context_of_the_draft_model_get_no_drafts(
+    tiny: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = requests_of(tiny)[:1]
+    wanted = run(tiny.engine(rows=40, blocks=64, max_seqs=4), requests)
+    engine = with_draft(tiny, tiny)
+    draft = draft_model(engine)
+    assert draft is not None
+    draft.runner.context = 30
+    proposals = recorded(draft, monkeypatch)
+    assert run(engine, requests) == wanted
+    assert proposals and max(len(tokens) + len(drafts) for tokens, drafts in proposals) <= 30
+
+
+def test_a_reset_releases_the_cache_of_the_draft_model(tiny: Subject) -> None:
+    engine = with_draft(tiny, tiny)
+    for request in requests_of(tiny):
+        engine.submit(request)
+    for _ in range(4):
+        engine.step()
+    assert blocks_used(engine)
+    engine.scheduler.reset()
+    assert blocks_used(engine) == 0
+
+
 def test_a_token_that_only_the_model_knows_turns_drafts_off(tiny: Subject, other: Subject) -> None:
     """The draft model's table of embeddings has no row for it."""
     requests = requests_of(tiny)

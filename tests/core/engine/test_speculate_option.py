@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 from tiny.model import make_model
 
+from ostro.core.engine.build import cache_needs
 from ostro.core.engine.start import open_engine
 from ostro.core.errors import UsageError
 from ostro.core.messages.commands import ModelSpec
@@ -44,7 +46,9 @@ def test_a_model_with_recurrent_states_is_refused() -> None:
         made.engine()
 
 
-def test_a_draft_model_is_loaded_beside_the_model(tmp_path: Path) -> None:
+def test_a_draft_model_is_loaded_beside_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target, draft = make_model(tmp_path / "target"), make_model(tmp_path / "draft")
     settings = Settings(reference=str(target), speculate=str(draft), explain=True)
     plugins = plugins_of(settings)
@@ -56,7 +60,15 @@ def test_a_draft_model_is_loaded_beside_the_model(tmp_path: Path) -> None:
     [plain] = alone.entries.values()
     assert entry.weight_bytes == 2 * plain.weight_bytes
     assert any("draft model" in line for line in explain)
+    assert entry.loaded is not None and entry.loaded.draft is not None
+    needs = sum(cache_needs(entry.loaded, settings, plugins).values())
+    assert plain.loaded is not None
+    assert needs == 2 * sum(cache_needs(plain.loaded, settings, plugins).values())
+    closed = list[str]()
+    for name, loaded in (("model", entry.loaded), ("draft", entry.loaded.draft)):
+        monkeypatch.setattr(loaded.container, "close", partial(closed.append, name))
     engine.close()
+    assert closed == ["model", "draft"]
     alone.close()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tiny.drafts import LENGTH, Tokens, requests_of, run, speculating
 
-from ostro.core.engine.draft_length import MAX_ROWS
+from ostro.core.engine.draft_length import MAX_ROWS, StepCosts
 from ostro.core.engine.processors import Processors
 from ostro.core.engine.speculation import DraftRequest
 from ostro.core.messages.requests import Sampling, TokenRequest
@@ -247,3 +247,24 @@ def test_a_proposer_that_fails_is_turned_off(
     assert run(engine, requests) == wanted and proposer.calls == calls
     assert caplog.text.count("speculative decoding is off") == 1
     assert engine.stats().blocks_used == 0
+
+
+def test_proposals_that_cost_nothing_are_made_for_all(llama: Subject) -> None:
+    """What to check of them is chosen then: here, where rows are dear, nothing."""
+    requests = requests_of(llama)[:1]
+    wanted = run(llama.engine(), requests)
+    engine, oracle = llama.engine(), Oracle(whole(requests, wanted))
+    speculation = speculating(engine, oracle)
+    speculation.costs.curve = [10.0 * rows for rows in range(MAX_ROWS + 1)]
+    assert run(engine, requests) == wanted
+    assert len(oracle.counts) > LENGTH / 2 and not speculation.drafted
+
+
+def test_the_times_of_steps_and_proposals_are_measured(llama: Subject) -> None:
+    requests = requests_of(llama)
+    wanted = run(llama.engine(), requests)
+    engine = llama.engine()
+    speculation = speculating(engine, Oracle(whole(requests, wanted), 2))
+    speculation.costs = StepCosts()
+    assert run(engine, requests) == wanted
+    assert speculation.costs.of(1) > 0 and speculation.costs.draft.seconds

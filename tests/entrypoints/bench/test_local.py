@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ostro.core.messages.outputs import Stats
+from ostro.entrypoints.bench import local
+from ostro.entrypoints.bench.figures import Trace, summarize
 from ostro.entrypoints.cli import main
-from ostro.entrypoints.cli.bench import encode
+from ostro.entrypoints.cli.bench import encode, show
 from ostro.entrypoints.python import tokenizer
 
 SMALL = ("-p", "200", "-n", "6", "-r", "2")
@@ -65,6 +69,31 @@ def test_given_prompts(rows, tmp_path) -> None:
     file.write_text('hello\n{"prompt": "good morning to the world"}\n')
     [row] = rows("--prompts", str(file), "--concurrency", "3")
     assert row["test"] == "given+tg6" and row["concurrency"] == 3
+
+
+def test_accepted_drafts_are_printed_by_position(capsys: pytest.CaptureFixture[str]) -> None:
+    row = summarize("pp5+tg1", [[Trace(0.0, 5, [1.0, 2.0])]])
+    show([row], "tiny")
+    assert "proposed" not in capsys.readouterr().out
+    row.proposals, row.drafted_tokens, row.accepted_at = 4, 8, [3, 1, 0]
+    show([row], "tiny")
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "1 requests: 4 of 8 proposed tokens accepted, by position 75%, 25% of 4" in printed
+
+
+def test_drafts_of_the_warm_up_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    stats = Stats()
+
+    def run(*args: object, **options: object) -> list[Trace]:
+        stats.proposals += 1
+        stats.drafted_tokens += 4
+        stats.accepted_at = [stats.proposals, 2 * stats.proposals]
+        return [Trace(0.0, 5, [1.0, 2.0])]
+
+    monkeypatch.setattr(local, "run", run)
+    engine: Any = SimpleNamespace(vocab=9, prefix_cache=True, stats=lambda: stats)
+    row = local.measure(engine, prompt=5, tokens=1, runs=2, concurrency=1)
+    assert (row.proposals, row.drafted_tokens, row.accepted_at) == (2, 8, [2, 4])
 
 
 def test_the_default_output_is_a_table(bench, tiny: str) -> None:

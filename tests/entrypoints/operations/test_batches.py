@@ -474,6 +474,24 @@ def test_owners_get_slots_in_turn() -> None:
     assert run_async(main()) == ["a1", "b1", "c1", "a3", "a4"]
 
 
+def test_a_request_that_is_cancelled_as_it_gets_its_slot_gives_it_back() -> None:
+    async def main() -> int:
+        slots = FairSlots(1)
+
+        async def hold() -> None:
+            async with slots.slot("a"):
+                pass
+
+        async with slots.slot("b"):
+            waiting = asyncio.create_task(hold())
+            await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        return slots.free
+
+    assert run_async(main()) == 1
+
+
 def test_a_batch_of_an_unknown_key_is_left_to_other_servers(plugins: PluginManager) -> None:
     async def work(server: Server) -> None:
         server.runner.knows = lambda owner: owner == "bob"
