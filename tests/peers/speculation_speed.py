@@ -3,7 +3,7 @@
 python tests/peers/speculation_speed.py pair [--agree 0.7,0.3] [--streams 1,8] [--runs 5]
 python tests/peers/speculation_speed.py text -m FILE [--speculate ngram] [--streams 1,8]
 
-`pair` makes a model of the size of Qwen 3 0.6B and a draft model of a tenth of its weights. Their
+`pair` makes a model of the size of Qwen 3 0.6B and a draft model of an eighth of its weights. Their
 layers add zeros, and their heads map each token to the next one of a permutation, on which the two
 agree for a share of the tokens. `text` lets a model correct a text. Requests with and without
 drafts alternate; prints tokens per second, the ratio to those without, and the accepted tokens.
