@@ -1,9 +1,11 @@
-"""Sampling in Triton: one program per row, without sorting.
+"""Sampling in Triton: one program per row.
 
 A row without truncation is read three times: for its maximum, for the sum of weights, and for the
-token at which the cumulative weight exceeds u times the sum. A truncation keeps the tokens above a
-threshold, found by bisection: each pass sums the weights above a pivot and moves the bounds to
-values that occur.
+token at which the cumulative weight exceeds u times the sum. Rows that truncate are drawn from
+their largest logits, the candidates, which torch selects and sorts: min_p, top_k and top_p keep
+few tokens of most rows. If the candidates do not contain all tokens that a row keeps, its
+thresholds are found by bisection: each pass over the row sums the weights above a pivot and moves
+the bounds to values that occur.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from ostro.core.ops.rows import dense_rows
 from ostro.core.ops.sample import Draw, naive
 
 BLOCK = 4096
+CANDIDATES = 1024
 GOLDEN = tl.constexpr(naive.GOLDEN)
 MIX_1 = tl.constexpr(naive.MIX[0])
 MIX_2 = tl.constexpr(naive.MIX[1])
@@ -31,10 +34,17 @@ def sample(logits: Tensor, params: Draw) -> Tensor:
     logits = dense_rows(logits)
     rows, vocabulary = logits.shape
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    count, candidates, ids = 1, logits, tokens
+    if not (params.greedy or params.plain):
+        count = min(CANDIDATES, vocabulary)
+        candidates, ids = logits.topk(count)
     sample_kernel[(rows,)](
         logits,
         logits.stride(0),
         vocabulary,
+        candidates,
+        ids,
+        count,
         params.temperature,
         params.top_k,
         params.top_p,
@@ -46,6 +56,7 @@ def sample(logits: Tensor, params: Draw) -> Tensor:
         GREEDY=params.greedy,
         PLAIN=params.plain,
         BLOCK=min(BLOCK, triton.next_power_of_2(vocabulary)),
+        CANDIDATES=triton.next_power_of_2(count),
         num_warps=8,
     )
     return tokens
@@ -56,6 +67,9 @@ def sample_kernel(
     logits,
     stride,
     vocabulary,
+    candidates,
+    ids,
+    count,
     temperature,
     top_k,
     top_p,
@@ -67,6 +81,7 @@ def sample_kernel(
     GREEDY: tl.constexpr,
     PLAIN: tl.constexpr,
     BLOCK: tl.constexpr,
+    CANDIDATES: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
@@ -88,65 +103,108 @@ def sample_kernel(
             mean = 0.0
             reach = float("inf")
             least = 0.0
+            u = uniform(tl.load(seed + row), tl.load(position + row))
+            drawn = -1
             if not PLAIN:
                 least = tl.load(min_p + row)
                 k = tl.load(top_k + row)
-                if k > 0:
-                    floor = threshold(
-                        logits,
-                        vocabulary,
-                        top,
-                        scale,
-                        least,
-                        floor,
-                        mean,
-                        reach,
-                        k * 1.0,
-                        COUNT,
-                        BLOCK,
-                    )
                 share = tl.load(typical + row)
-                if share < 1:
-                    sum, moment = moments(
-                        logits, vocabulary, top, scale, least, floor, mean, reach, BLOCK
+                mass = tl.load(top_p + row)
+                if ((least > 0) | (k > 0) | (mass < 1)) & (share == 1):
+                    total = 0.0
+                    if (k == 0) & (mass < 1):
+                        total, _ = moments(
+                            logits, vocabulary, top, scale, least, floor, mean, reach, BLOCK
+                        )
+                    first = row * count
+                    drawn = draw_candidate(
+                        candidates + first, ids + first, count, vocabulary,
+                        top, scale, least, k, mass, total, u, CANDIDATES,
+                    )  # fmt: skip
+                if drawn < 0:
+                    floor, mean, reach = bounds(
+                        logits, vocabulary, top, scale, least, k, share, mass, BLOCK
                     )
-                    mean = moment / sum
-                    limit = share * sum
-                    reach = -threshold(
-                        logits,
-                        vocabulary,
-                        top,
-                        scale,
-                        least,
-                        floor,
-                        mean,
-                        reach,
-                        limit,
-                        TYPICAL,
-                        BLOCK,
-                    )
-                share = tl.load(top_p + row)
-                if share < 1:
-                    sum, moment = moments(
-                        logits, vocabulary, top, scale, least, floor, mean, reach, BLOCK
-                    )
-                    limit = share * sum
-                    floor = threshold(
-                        logits,
-                        vocabulary,
-                        top,
-                        scale,
-                        least,
-                        floor,
-                        mean,
-                        reach,
-                        limit,
-                        MASS,
-                        BLOCK,
-                    )
-            u = uniform(tl.load(seed + row), tl.load(position + row))
-            token = locate(logits, vocabulary, top, scale, least, floor, mean, reach, u, BLOCK)
+            if drawn < 0:
+                drawn = locate(logits, vocabulary, top, scale, least, floor, mean, reach, u, BLOCK)
+            token = drawn
     tl.store(tokens + row, tl.where(tl.abs(top) < float("inf"), token, -1))
+
+
+@triton.jit
+def draw_candidate(
+    candidates, ids, count, vocabulary, top, scale, least, k, mass, total, u,
+    CANDIDATES: tl.constexpr,
+):  # fmt: skip
+    """The token of a row from its `count` largest logits, descending, with their ids.
+
+    Returns -1 if these may not contain all tokens that min_p, top_k and top_p keep. `total` is the
+    sum of all weights of the row, for top_p without top_k.
+    """
+    j = tl.arange(0, CANDIDATES)
+    inside = j < count
+    x = tl.load(candidates + j, mask=inside, other=float("-inf"))
+    id = tl.load(ids + j, mask=inside, other=0).to(tl.int32)
+    score = tl.maximum((x - top) * scale, LEAST)
+    weight = tl.exp(score)
+    keep = inside & (weight >= least)
+    if k > 0:
+        last = tl.sum(tl.where(j == k - 1, score, 0.0))  # 0 if k exceeds the candidates
+        keep &= score >= tl.where(k <= count, last, LEAST)
+    # The others are not larger than the last candidate: they go if it goes.
+    complete = (tl.sum(keep.to(tl.int32)) < count) | (count == vocabulary)
+    if (mass < 1) & (complete | (k == 0)):
+        weight = tl.where(keep, weight, 0.0)
+        limit = tl.maximum(mass * tl.where(complete, tl.sum(weight), total), 1e-37)
+        # The first of equal scores decides for all of them.
+        better = tl.cumsum(weight, 0) - weight
+        floor = tl.min(tl.where(keep & (better < limit), score, float("inf")))
+        keep &= score >= floor
+        complete |= tl.sum(keep.to(tl.int32)) < count
+    token = -1
+    if complete:
+        # Integers: their sums do not depend on the order of equal scores.
+        parts = tl.where(keep, weight * 268435456.0 + 0.5, 0.0).to(tl.int64)
+        target = tl.sum(parts) * (u * 16777216.0).to(tl.int64)
+        # The first token, by id, at which the cumulative weight exceeds the target.
+        low = -1
+        high = vocabulary - 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            passed = tl.sum(tl.where(id <= middle, parts, 0))
+            exceeds = (passed << 24) > target
+            high = tl.where(exceeds, middle, high)
+            low = tl.where(exceeds, low, middle)
+        token = high
+    return token
+
+
+@triton.jit
+def bounds(logits, vocabulary, top, scale, least, k, share, mass, BLOCK: tl.constexpr):
+    """The least score, the mean score and the distance from it that top_k, typical (`share`) and
+    top_p (`mass`) leave of a row.
+    """
+    floor = float("-inf")
+    mean = 0.0
+    reach = float("inf")
+    if k > 0:
+        floor = threshold(
+            logits, vocabulary, top, scale, least, floor, mean, reach, k * 1.0, COUNT, BLOCK
+        )
+    if share < 1:
+        sum, moment = moments(logits, vocabulary, top, scale, least, floor, mean, reach, BLOCK)
+        mean = moment / sum
+        limit = share * sum
+        reach = -threshold(
+            logits, vocabulary, top, scale, least, floor, mean, reach, limit, TYPICAL, BLOCK
+        )
+    if mass < 1:
+        sum, _ = moments(logits, vocabulary, top, scale, least, floor, mean, reach, BLOCK)
+        limit = mass * sum
+        floor = threshold(
+            logits, vocabulary, top, scale, least, floor, mean, reach, limit, MASS, BLOCK
+        )
+    return floor, mean, reach
 
 
 @triton.jit

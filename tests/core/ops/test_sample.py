@@ -158,6 +158,86 @@ def test_triton(rows: int, vocabulary: int, name: str) -> None:
     assert torch.equal(tokens, naive.sample(logits, rules))
 
 
+@pytest.mark.parametrize("candidates", [4, 64])
+def test_triton_draws_from_few_candidates(candidates: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some of these rows keep fewer tokens than there are candidates, others more; many are
+    equal.
+    """
+    monkeypatch.setattr(triton, "CANDIDATES", candidates)
+    torch.manual_seed(candidates)
+    rows = 32
+    logits = (torch.randn(rows, 300, device=DEVICE) * 4).round() / 2
+
+    def choose(*values: float) -> Tensor:
+        return torch.tensor(values)[torch.randint(len(values), (rows,))]
+
+    rules = params(
+        rows,
+        temperature=choose(0.3, 1, 1.7),
+        top_k=choose(0, 1, 5, 20, 5000),
+        top_p=choose(1, 0.9, 0.5, 0.999),
+        min_p=choose(0, 0, 0.05),
+        typical=choose(1, 1, 0.8),
+    )
+    with poison():
+        tokens = triton.sample(logits, rules)
+    assert torch.equal(tokens, naive.sample(logits, rules))
+
+
+@pytest.mark.parametrize(
+    ("rule", "candidates", "passes"),
+    [
+        (dict(top_k=20, top_p=0.95), 64, 0),
+        (dict(min_p=0.1), 64, 0),
+        (dict(min_p=0.1, top_k=90), 64, 0),
+        (dict(top_p=0.5), 64, 1),
+        (dict(top_k=64), 64, 4),
+        (dict(top_k=90), 100, 0),
+        (dict(top_p=0.9999), 64, 4),
+        (dict(top_p=0.9999), 100, 1),
+        (dict(min_p=1e-9), 100, 0),
+        (dict(typical=0.9), 64, 4),
+    ],
+    ids=str,
+)
+def test_triton_reads_few_candidates_and_not_the_row(
+    rule: dict[str, Any], candidates: int, passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`passes` over the row after the first: 1 sums it for top_p, bisection takes more."""
+    if not compiler.knobs.runtime.interpret:
+        pytest.skip("only the interpreter calls what is replaced here")
+    monkeypatch.setattr(triton, "CANDIDATES", candidates)
+    torch.manual_seed(6)
+    logits = torch.randn(1, 100) * 3
+    count, weigh = 0, triton.weigh
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal count
+        count += 1  # once per block, and the row is one
+        return weigh(*arguments)
+
+    monkeypatch.setattr(triton, "weigh", counted)
+    tokens = triton.sample(logits, params(1, **rule))
+    assert torch.equal(tokens, naive.sample(logits, params(1, **rule)))
+    assert count == passes if passes < 4 else count >= passes
+
+
+def test_the_order_of_equal_candidates_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels of torch's topk differ in it, and with the number of rows torch takes another."""
+    torch.manual_seed(7)
+    logits = torch.randn(1, 6).mul(2).repeat(1, 50).expand(12, -1).to(DEVICE)
+    rules = params(12, temperature=1.7, top_p=0.97)
+    tokens, topk = triton.sample(logits, rules), Tensor.topk
+
+    def reversed_ties(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        best, ids = topk(x.flip(-1), k)
+        return best, x.shape[-1] - 1 - ids
+
+    monkeypatch.setattr(Tensor, "topk", reversed_ties)
+    assert not torch.equal(logits.topk(200)[1], topk(logits, 200)[1])
+    assert torch.equal(triton.sample(logits, rules), tokens)
+
+
 def test_triton_draws_beyond_the_first_block() -> None:
     """Equal weights: the draw of a row lies at its uniform number."""
     logits = torch.zeros(6, 3 * triton.BLOCK + 1, device=DEVICE)
@@ -182,6 +262,23 @@ def threshold_kernel(logits, out, n, top, scale, limit, KEY: tl.constexpr, BLOCK
     wide = float("inf")
     least = triton.threshold(logits, n, top, scale, 0.0, -wide, -1.75, wide, limit, KEY, BLOCK)
     tl.store(out, least)
+
+
+@compiler.jit
+def candidate_kernel(candidates, ids, out, u):
+    given = tl.load(u)
+    token = triton.draw_candidate(candidates, ids, 4, 9, 0.0, 1.0, 0.0, 2, 1.0, 0.0, given, 4)
+    tl.store(out, token)
+
+
+@pytest.mark.parametrize(("u", "token"), [(0.0, 3), (0.49, 3), (0.5, 7), (0.99, 7)])
+def test_triton_draws_the_first_candidate_that_exceeds_u(u: float, token: int) -> None:
+    """Of nine tokens, two of equal weight are kept."""
+    candidates = torch.tensor([0.0, 0.0, -1.0, -2.0], device=DEVICE)
+    ids, given = torch.tensor([7, 3, 5, 0], device=DEVICE), torch.tensor([u], device=DEVICE)
+    out = torch.empty(1, dtype=torch.int32, device=DEVICE)
+    candidate_kernel[(1,)](candidates, ids, out, given)
+    assert out.item() == token
 
 
 @pytest.mark.sample(1)
