@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 LOG2E = tl.constexpr(math.log2(math.e))
 RAISE = tl.constexpr(64.0)  # factor that keeps scaled softmax weights out of float16's subnormals
 PROGRAMS = 256  # split decode until the programs fill a large GPU about twice,
-SPLITS = 32  # but into no more parts than `merge` combines quickly
+SPLITS = 32  # but into no more parts than `merge` combines at once
 SEGMENT = 2048  # positions per split if the result must not depend on the batch
 WORKSPACE = 64 << 20  # bytes of float32 parts that a deterministic call allocates at a time
 NO_FLOAT8 = ("sm_75", "sm_80", "sm_86", "interpreter")
@@ -384,8 +384,10 @@ def merge(
     sums = tl.zeros((VALUE,), tl.float32)
     dims = tl.arange(0, VALUE)
     tile = (local * tl.num_programs(1) + tl.program_id(1)).to(tl.int64) * splits
-    for at in tl.range(0, splits, 8):
-        split = at + tl.arange(0, 8)
+    # As many parts at once as fit into registers: each round waits for its loads.
+    AT_ONCE: tl.constexpr = 32 if VALUE <= 128 else 8
+    for at in tl.range(0, splits, AT_ONCE):
+        split = at + tl.arange(0, AT_ONCE)
         part = (tile + split) * BLOCK_M + m
         log = tl.load(logs + part, split < splits, other=float("-inf"))
         raised = tl.maximum(best, tl.max(log, 0))
