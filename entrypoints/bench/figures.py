@@ -39,6 +39,8 @@ class Trace:
 class Row:
     """Results of one test. Times are in milliseconds, rates in tokens per second.
 
+    `depth` tokens were in the cache before each prompt; they do not count as prefill.
+
     Speculative decoding proposed `drafted_tokens` in `proposals`; `accepted_at` counts the accepted
     ones by their place in a proposal.
     """
@@ -60,6 +62,7 @@ class Row:
     proposals: int = 0
     drafted_tokens: int = 0
     accepted_at: list[int] = field(default_factory=list)
+    depth: int = 0
 
     def plain(self) -> dict[str, Any]:
         return asdict(self)
@@ -70,9 +73,10 @@ def take(prompts: Sequence[T], count: int) -> list[T]:
     return list(islice(cycle(prompts), count))
 
 
-def title(prompt: int, tokens: int, prompts: Sequence[object]) -> str:
+def title(prompt: int, tokens: int, prompts: Sequence[object], depth: int = 0) -> str:
     """Return the name of a test with random prompts of a length, or with given prompts."""
-    return f"given+tg{tokens}" if prompts else f"pp{prompt}+tg{tokens}"
+    name = f"given+tg{tokens}" if prompts else f"pp{prompt}+tg{tokens}"
+    return f"{name} @ d{depth}" if depth else name
 
 
 def summarize(test: str, runs: Sequence[Sequence[Trace]]) -> Row:

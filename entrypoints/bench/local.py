@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from ostro.core.adapters.adapter import EMPTY
-from ostro.core.errors import OstroError
+from ostro.core.errors import OstroError, UsageError
 from ostro.core.messages.outputs import Stats
 from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.threads import THREADS
@@ -37,18 +37,30 @@ def measure(
     runs: int,
     concurrency: int,
     shared: int = 0,
+    depth: int = 0,
     prompts: Sequence[Sequence[int]] = (),
 ) -> Row:
-    """Run a warm-up and `runs` runs of `concurrency` requests, each run with new prompts."""
+    """Run a warm-up and `runs` runs of `concurrency` requests, each run with new prompts.
+
+    Before each prompt are `depth` tokens that the cache has. Raises UsageError if it has no room.
+    """
     traces, before = [], Stats()
+    contexts = [list[int]()] * concurrency
+    if depth:
+        contexts = random_prompts(engine.vocab, depth, concurrency, 0, seed=-concurrency - 2)
+        run(engine, contexts, 0, cache=True)
     for turn in range(runs + 1):
         chosen = [list(p) for p in take(prompts, concurrency)] or random_prompts(
             engine.vocab, prompt, concurrency, shared, seed=1000 * concurrency + turn
         )
         if turn == 1:
             before = replace(engine.stats())
+        chosen = [context + own for context, own in zip(contexts, chosen, strict=True)]
         traces.append(run(engine, chosen, tokens, cache=engine.prefix_cache))
-    row = summarize(title(prompt, tokens, prompts), traces[1:])
+        if depth:
+            leave_out_cached(traces[-1], depth, engine.runner.blocks.block)
+    row = summarize(title(prompt, tokens, prompts, depth), traces[1:])
+    row.depth = depth
     stats = engine.stats()
     row.peak_kv_bytes = stats.peak_cache_bytes
     row.proposals = stats.proposals - before.proposals
@@ -57,6 +69,17 @@ def measure(
     row.accepted_at = [now - then for now, then in zip(stats.accepted_at, known, strict=True)]
     row.prefix_cache = engine.prefix_cache
     return row
+
+
+def leave_out_cached(traces: Sequence[Trace], depth: int, block: int) -> None:
+    """Count the computed tokens of prompts alone. Raises UsageError if the cache had too few."""
+    for trace in traces:
+        if trace.cached <= depth - block:
+            raise UsageError(
+                f"-d {depth}: the cache has no room for so many tokens before each of "
+                f"{len(traces)} prompts; lower -d or --concurrency, or raise --memory"
+            )
+        trace.prompt -= trace.cached
 
 
 def run(

@@ -54,6 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="numbers of concurrent requests to measure (default: 1)",
     )
     add(
+        "-d",
+        "--depth",
+        default="0",
+        metavar="N,N...",
+        help="numbers of tokens that are in the cache before each prompt (default: 0)",
+    )
+    add(
         "--shared-prefix",
         type=int,
         default=0,
@@ -90,12 +97,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    words = [word.strip() for word in args.concurrency.split(",")]
-    if not all(word.isdecimal() and int(word) > 0 for word in words):
+    counts = numbers(args.concurrency)
+    if not counts or min(counts) < 1:
         raise UsageError(
             f"--concurrency {args.concurrency!r}: expected positive numbers, such as 1,4,8"
         )
-    counts = [int(word) for word in words]
+    depths = numbers(args.depth)
+    if not depths:
+        raise UsageError(f"--depth {args.depth!r}: expected numbers of tokens, such as 0,4096")
+    if max(depths) and (args.url or args.with_adapters or args.no_prefix_cache):
+        raise UsageError("--depth excludes --url, --with-adapters and --no-prefix-cache")
     if min(args.prompt_tokens, args.tokens, args.runs) < 1:
         raise UsageError("-p, -n and -r must be positive")
     if args.with_adapters is not None and (args.with_adapters < 1 or args.url or args.prompts):
@@ -106,12 +117,18 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--shared-prefix {args.shared_prefix}: expected 0 to --prompt-tokens")
     check_ranges(args, {"with_rank": (1, inf)})
     check_target(args)
-    rows = remote(args, counts) if args.url else local(args, counts)
+    rows = remote(args, counts) if args.url else local(args, counts, depths)
     if args.json:
         print(json.dumps([{"model": name_of(args), **row.plain()} for row in rows], indent=2))
     else:
         show(rows, name_of(args))
     return 0
+
+
+def numbers(text: str) -> list[int]:
+    """The numbers of a list such as 1,4,8; none if a part of it is not a number."""
+    words = [word.strip() for word in text.split(",")]
+    return [int(word) for word in words] if all(word.isdecimal() for word in words) else []
 
 
 def name_of(args: argparse.Namespace) -> str:
@@ -140,14 +157,14 @@ def check_target(args: argparse.Namespace) -> None:
         raise UsageError(f"{option} applies to a local model and excludes --url")
 
 
-def local(args: argparse.Namespace, counts: list[int]) -> list[Any]:
+def local(args: argparse.Namespace, counts: list[int], depths: list[int]) -> list[Any]:
     from ostro.core.engine.start import open_engine
     from ostro.core.messages.commands import ModelSpec
     from ostro.core.plugins.manager import PluginManager
     from ostro.entrypoints.bench.local import measure
     from ostro.entrypoints.python import tokenizer as load_tokenizer
 
-    need = args.prompt_tokens + args.tokens + 2
+    need = max(depths) + args.prompt_tokens + args.tokens + 2
     settings = parse_settings(args)
     if settings.context is None and settings.memory is None:
         settings = replace(settings, max_seqs=max(counts))
@@ -165,7 +182,7 @@ def local(args: argparse.Namespace, counts: list[int]) -> list[Any]:
             print("\n".join(explain), file=sys.stderr)
         if engine.context < need:
             raise UsageError(
-                f"a run needs {need} tokens, the context is {engine.context}; lower -p or -n"
+                f"a run needs {need} tokens, the context is {engine.context}; lower -p, -n or -d"
             )
         engine.prefix_cache = not args.no_prefix_cache
         if args.with_adapters:
@@ -178,8 +195,10 @@ def local(args: argparse.Namespace, counts: list[int]) -> list[Any]:
                 runs=args.runs,
                 concurrency=count,
                 shared=args.shared_prefix,
+                depth=depth,
                 prompts=prompts,
             )
+            for depth in depths
             for count in counts
         ]
 

@@ -64,6 +64,26 @@ def test_nothing_is_cached_where_the_cache_is_off(rows) -> None:
     assert row["cached_tokens"] == 0 and row["prefix_cache"] is False
 
 
+def test_tokens_before_a_prompt_are_cached_and_do_not_count(rows) -> None:
+    none, deep = rows("-d", "0,300", "--concurrency", "2")
+    assert (none["test"], none["depth"], none["cached_tokens"]) == ("pp200+tg6", 0, 0)
+    assert (deep["test"], deep["depth"]) == ("pp200+tg6 @ d300", 300)
+    assert deep["cached_tokens"] == 256, "four blocks of 64 tokens, of each request its own"
+    computed = 2 * (300 + 200 - 256)
+    assert deep["prefill"] <= computed * 1e3 / deep["ttft_p50"] * 1.001
+    assert deep["peak_kv_bytes"] > none["peak_kv_bytes"]
+
+
+def test_tokens_that_the_cache_cannot_hold_are_refused(
+    capsys: pytest.CaptureFixture[str], tiny: str
+) -> None:
+    words = ["-d", "500", "--concurrency", "4", "--context", "1000", "--memory", "300000"]
+    assert main(["bench", "-m", tiny, *SMALL, *words]) == 2
+    assert "-d 500: the cache has no room for so many tokens before each of 4 prompts" in (
+        " ".join(capsys.readouterr().err.split())
+    )
+
+
 def test_given_prompts(rows, tmp_path) -> None:
     file = tmp_path / "prompts"
     file.write_text('hello\n{"prompt": "good morning to the world"}\n')
@@ -123,6 +143,10 @@ def test_prompts_go_through_a_chat_template(tiny: str, tmp_path: Path) -> None:
         (["--concurrency", "1,x"], "--concurrency '1,x'"),
         (["--concurrency", "0"], "--concurrency '0'"),
         (["--concurrency", ""], "--concurrency ''"),
+        (["--depth", "1,x"], "--depth '1,x'"),
+        (["--depth", "9", "--no-prefix-cache"], "--depth excludes"),
+        (["--depth", "9", "--with-adapters", "2"], "--depth excludes"),
+        (["--depth", "0,1000"], "the context is 1024"),
         (["--shared-prefix", "201"], "201: expected 0 to"),
         (["--shared-prefix", "-1"], "-1: expected 0 to"),
         (["-n", "0"], "must be positive"),
