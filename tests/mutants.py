@@ -148,6 +148,28 @@ CORE: Mapping[str, Mapping[str, Change]] = {
             "return all(need < group.pool.size for group in self.cross_groups)",
         ),
     },
+    "core/engine/buckets.py": {
+        "idle-rows-write-to-the-cache": (
+            "fixed.slots.fill_(-1)",
+            "fixed.slots.fill_(0)",
+        ),
+        "idle-sequences-have-the-rows-of-the-last-step": (
+            "fixed.starts.copy_(starts)",
+            "pass",
+        ),
+        "no-sequence-has-the-idle-rows": (
+            "runner.max_sequences + 1, size",
+            "runner.max_sequences, size",
+        ),
+        "idle-rows-have-the-adapters-of-the-last-step": (
+            "self.step.mixture.zero_()",
+            "pass",
+        ),
+        "buckets-outlive-the-tables-of-adapters": (
+            "if self.captured_changes != pool.changes:",
+            "if self.captured_changes < 0:",
+        ),
+    },
     "core/engine/engine.py": {
         "tokens-are-appended-behind-a-step-in-flight": (
             "for sequence in () if self.lag else dict.fromkeys(drawing):",
@@ -446,6 +468,26 @@ CORE: Mapping[str, Mapping[str, Change]] = {
         ),
     },
     "core/ops/sample/triton.py": {
+        "top-k-keeps-one-candidate-more": (
+            "tl.where(j == k - 1, score, 0.0)",
+            "tl.where(j == k, score, 0.0)",
+        ),
+        "candidates-always-suffice": (
+            "complete = (tl.sum(keep.to(tl.int32)) < count) | (count == vocabulary)",
+            "complete = (tl.sum(keep.to(tl.int32)) <= count) | (count == vocabulary)",
+        ),
+        "top-p-of-all-candidates": (
+            "complete |= tl.sum(keep.to(tl.int32)) < count",
+            "complete |= tl.sum(keep.to(tl.int32)) <= count",
+        ),
+        "typical-is-ignored-among-candidates": (
+            "(mass < 1)) & (share == 1):",
+            "(mass < 1)) & (share <= 1):",
+        ),
+        "top-p-of-the-candidates-alone": (
+            "tl.where(complete, tl.sum(weight), total)",
+            "tl.sum(weight)",
+        ),
         "triton-forgets-the-first-tokens": (
             "        passed += tl.sum(weight)",
             "        passed = tl.sum(weight)",

@@ -16,6 +16,7 @@ from ostro.core.adapters.pool import AdapterPool
 from ostro.core.cache import CacheKind, CacheSpec
 from ostro.core.engine.adapters import build_adapter_pool, build_registry, reserve
 from ostro.core.engine.blocks import BlockManager, BlockPool, CacheGroup
+from ostro.core.engine.buckets import PROMPT_ROWS
 from ostro.core.engine.build_speculation import build_speculation
 from ostro.core.engine.draft_length import MAX_ROWS as ROWS_WITH_DRAFTS
 from ostro.core.engine.draft_model import DraftModel
@@ -44,6 +45,9 @@ ROWS = {"cuda": 4096, "cpu": 512}
 MAX_CPU_GRAPH_ROWS = 8
 """Rows of the largest decode step that is captured on CPU: Python is a small part of larger ones.
 """
+
+MAX_REPLAYED_ROWS = 64
+"""Rows of the largest bucket of prompts in replay mode on the CPU, which computes idle rows too."""
 
 PROBE = 128
 """Tokens of the prompt that shows whether float16 overflows."""
@@ -106,9 +110,16 @@ def build_engine(
     captured = seqs if asynchronous else graph_rows
     if settings.speculate is not None and captured:
         captured = max(captured, min(2 * captured, ROWS_WITH_DRAFTS))
-    block_manager = BlockManager(groups, block)
+    block_manager, prompts = BlockManager(groups, block), captured_prompts(settings, device, rows)
     speculation = build_speculation(
-        loaded, settings, plugins, block_manager, draft_groups, rows=rows, captured=captured
+        loaded,
+        settings,
+        plugins,
+        block_manager,
+        draft_groups,
+        rows=rows,
+        captured=captured,
+        captured_prompts=prompts,
     )
     context = block_manager.max_length(loaded.context, rows)
     runner = ModelRunner(
@@ -118,6 +129,7 @@ def build_engine(
         context=context,
         dtype=loaded.dtype,
         captured=captured,
+        captured_prompts=prompts,
         replay=settings.replay,
         segments=segments,
         adapter_pool=adapter_pool,
@@ -143,6 +155,17 @@ def build_engine(
         registry=build_registry(loaded, settings, plugins, adapter_pool, runner),
         failures=Failures(plugins.explain, device),
     )
+
+
+def captured_prompts(settings: Settings, device: torch.device, rows: int) -> int:
+    """The rows of the largest step with prompts that is captured, of those that may have `rows`.
+
+    On the CPU, Python takes a small part of such a step. Deterministic attention would compute its
+    parts for the whole context.
+    """
+    if settings.deterministic or not (settings.replay or device.type == "cuda"):
+        return 0
+    return min(rows, PROMPT_ROWS[-1] if device.type == "cuda" else MAX_REPLAYED_ROWS)
 
 
 def reserve_adapters(
@@ -282,8 +305,12 @@ def make_ready(engine: Engine, loaded: LoadedModel, *, lazily: bool = False) -> 
     runner = engine.runner
     if runner.segments is not None:
         loaded.explain += runner.segments.describe()
-    if runner.graphs.refused and not runner.buckets and not runner.uncaptured:
-        loaded.explain.append(f"decode steps: not captured: {runner.graphs.refused}")
+    for name, buckets in (
+        ("prompts", runner.prompt_buckets),
+        ("decode steps", runner.decode_buckets),
+    ):
+        if buckets.refused and not buckets.plain and not buckets.uncaptured:
+            loaded.explain.append(f"{name}: not captured: {buckets.refused}")
     if (draft := draft_model(engine)) is not None and loaded.draft is not None:
         check_finite(draft.runner.logits([0]), loaded.draft)
         with torch.inference_mode():

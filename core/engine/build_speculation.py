@@ -48,12 +48,13 @@ def build_speculation(
     *,
     rows: int,
     captured: int,
+    captured_prompts: int,
 ) -> Speculation | None:
     """The speculation of --speculate; None without it.
 
     blocks: those of the model. draft_groups: the cache of its draft model. rows: the rows of a
-    step. captured: the rows of the largest decode step that is captured. Raises UsageError for an
-    unknown name, a model with recurrent states, and a draft model of another vocabulary.
+    step. captured, captured_prompts: those of `ModelRunner`, for its runner. Raises UsageError for
+    an unknown name, a model with recurrent states, and a draft model of another vocabulary.
     """
     if settings.speculate is None:
         return None
@@ -70,7 +71,9 @@ def build_speculation(
     else:
         draft_blocks = BlockManager(draft_groups, blocks.block)
         check_draft(loaded, loaded.draft, settings, plugins, draft_blocks)
-        runner = draft_runner(loaded.draft, settings, draft_blocks, captured, rows)
+        runner = draft_runner(
+            loaded.draft, settings, draft_blocks, rows, captured, captured_prompts
+        )
         proposer = DraftModel(runner, seqs, rows, vocab)
         size = format_bytes(loaded.draft.nbytes)
         loaded.explain.append(f"draft model {settings.speculate}: {size} of weights")
@@ -101,7 +104,12 @@ def check_draft(
 
 
 def draft_runner(
-    draft: LoadedModel, settings: Settings, blocks: BlockManager, captured: int, rows: int
+    draft: LoadedModel,
+    settings: Settings,
+    blocks: BlockManager,
+    rows: int,
+    captured: int,
+    captured_prompts: int,
 ) -> ModelRunner:
     """The runner of a draft model."""
     vocab, device = int(draft.config.vocab_size), draft.device
@@ -115,6 +123,7 @@ def draft_runner(
         context=blocks.max_length(draft.context, rows),
         dtype=draft.dtype,
         captured=captured,
+        captured_prompts=captured_prompts,
         replay=settings.replay,
         segments=draft.placement.segments(settings.replay) if asynchronous else None,
     )

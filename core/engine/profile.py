@@ -91,7 +91,7 @@ def small_engine(
 
 @torch.inference_mode()
 def run_largest_steps(engine: Engine) -> None:
-    """Run a step of all rows, in which all sequences draw, and capture the largest decode step."""
+    """Run a step of all rows, in which all sequences draw, and capture the largest steps."""
     prompt = [probe_token(engine)] * (engine.context - 1)
     count = min(engine.scheduler.max_seqs, engine.scheduler.max_rows // len(prompt))
     if isinstance(engine.runner.model, TokenModel):
@@ -99,8 +99,9 @@ def run_largest_steps(engine: Engine) -> None:
             request = TokenRequest(id=f"memory {i}", tokens=prompt, sampling=RULES, cache=False)
             engine.submit(request)
         engine.drain()
-        engine.runner.capture_all(engine.runner.sizes[-1:])
-        if (draft := draft_model(engine)) is not None:
-            draft.runner.capture_all(draft.runner.sizes[-1:])
+        draft = draft_model(engine)
+        for runner in [engine.runner, *([draft.runner] if draft else [])]:
+            for buckets in runner.buckets:
+                buckets.capture_sizes(runner, buckets.sizes[-1:])
     else:
         engine.runner.hidden([prompt] * count)

@@ -1,7 +1,7 @@
 """The model runner: turns a plan into a `Step`, runs the model and the sampler on the device.
 
-Decode steps run in buckets: steps of fixed size over inputs at fixed addresses. A bucket is a
-captured graph, or one graph for each long segment of a model whose layers are split. In `replay`
+Steps run in buckets where they can: steps of fixed size over inputs at fixed addresses. A bucket is
+a captured graph, or one graph for each long segment of a model whose layers are split. In `replay`
 mode inputs are poisoned between steps, and an eager call replaces a graph that cannot be captured.
 This exercises the loop of a GPU without one.
 """
@@ -19,7 +19,14 @@ from torch import Tensor
 from ostro.core.adapters.pool import NOTHING, AdapterPool, MixtureLease
 from ostro.core.device import DeviceToHostCopy, return_memory, send, to_device
 from ostro.core.engine.blocks import BlockManager, EncoderBlocks
-from ostro.core.engine.decode_graphs import DecodeBucket
+from ostro.core.engine.buckets import (
+    DECODE_ROWS,
+    PROMPT_ROWS,
+    Buckets,
+    DecodeBucket,
+    PromptBucket,
+    sizes_up_to,
+)
 from ostro.core.engine.features import FeatureStore, has_features, step_features
 from ostro.core.engine.graphs import Graphs
 from ostro.core.engine.layout import cross_metadata, encoder_write_metadata, paged_metadata
@@ -36,9 +43,6 @@ from ostro.core.nn import TokenModel
 from ostro.core.ops.attention import AttentionMetadata
 from ostro.core.placement.segments import LayerSegments
 from ostro.core.step import ROWS, Medium, Step
-
-BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-"""Rows of captured decode steps: powers of two, so that a step computes at most twice its rows."""
 
 
 @dataclass
@@ -69,31 +73,33 @@ class ModelRunner:
         context: int,
         dtype: torch.dtype = torch.float32,
         captured: int = 0,
+        captured_prompts: int = 0,
         replay: bool = False,
         segments: LayerSegments | None = None,
         features: int = 1 << 28,
         adapter_pool: AdapterPool | None = None,
     ) -> None:
-        """`captured` is the largest decode step, in rows, that runs in a bucket; 0 turns buckets
-        off. `segments` are those of a model whose layers are split. For `replay` see the module.
-        Floating media are converted to `dtype`. `features` is the size in bytes of the store of
-        encoded media. `adapter_pool` has the adapters on the device.
+        """`captured` is the largest decode step, in rows, that runs in a bucket, `captured_prompts`
+        the largest step with prompts; 0 turns either off. `segments` are those of a model whose
+        layers are split. For `replay` see the module. Floating media are converted to `dtype`.
+        `features` is the size in bytes of the store of encoded media. `adapter_pool` has the
+        adapters on the device.
         """
         self.model, self.blocks, self.sampler = model, blocks, sampler
         self.device, self.context, self.dtype = sampler.device, context, dtype
         self.features = FeatureStore(features)
         self.layers = 1 + max((i for group in blocks.all for i in group.layers), default=-1)
-        # The smallest bucket that holds `captured` rows is the largest one.
-        self.sizes = [n for i, n in enumerate(BUCKETS) if not i or BUCKETS[i - 1] < captured]
         self.segments, self.graphs, self.poisons = segments, Graphs(), replay
         self.adapter_pool = adapter_pool
-        self.buckets: dict[int, DecodeBucket] = {}
-        self.mixed_buckets: dict[int, DecodeBucket] = {}
-        # Sizes that are captured at their first step, without and with adapters.
-        self.uncaptured, self.mixed_uncaptured = set[int](), set[int]()
-        self.captured_changes = -1  # `AdapterPool.changes` of `mixed_buckets`
-        if not captured or not self.can_capture:
-            self.sizes = []
+        self.max_sequences = max(captured, 1)  # of a captured step
+        decodes = sizes_up_to(captured if self.can_capture else 0, DECODE_ROWS)
+        # Prompt buckets have no inputs for segments and for cross attention to media.
+        eager = segments is not None or bool(blocks.cross_groups)
+        prompts = sizes_up_to(0 if eager else captured_prompts, PROMPT_ROWS)
+        self.decode_buckets = Buckets(DecodeBucket, decodes)
+        self.prompt_buckets = Buckets(PromptBucket, prompts)
+        # The largest steps come first, so that the others fit into their memory.
+        self.buckets = self.prompt_buckets, self.decode_buckets
 
     @property
     def can_capture(self) -> bool:
@@ -106,38 +112,13 @@ class ModelRunner:
 
         Those with adapters always are: many servers never need them.
         """
-        self.uncaptured = set(self.sizes) if lazily else set()
-        self.buckets, self.captured_changes = {} if lazily else self.capture_all(self.sizes), -1
-
-    def capture_all(self, sizes: Sequence[int], mixed: bool = False) -> dict[int, DecodeBucket]:
-        """Capture buckets of these sizes; one that cannot be captured is absent and runs eagerly.
-
-        The largest comes first, so that the smaller ones fit into its memory.
-        """
-        buckets: dict[int, DecodeBucket] = {}
-        for size in reversed(sizes):
-            bucket = DecodeBucket(self, size, mixed=mixed)
-            if self.poisons or not self.graphs.refused:
-                buckets[size] = bucket
-        # A first capture may show that no segment of the model can be captured.
-        return buckets if self.can_capture else {}
+        for buckets in self.buckets:
+            buckets.capture(self, lazily=lazily)
 
     def close(self) -> None:
         """Drop the buckets: they refer to this runner, and would keep its memory."""
-        self.buckets, self.mixed_buckets = {}, {}
-
-    def buckets_for(self, mixed: bool) -> tuple[dict[int, DecodeBucket], set[int]]:
-        """The buckets with adapters if `mixed`, else those without, and the sizes to capture.
-
-        All those with adapters are dropped if an adapter added a table, a gain or a whole weight to
-        a module since.
-        """
-        if not mixed or self.adapter_pool is None:
-            return self.buckets, self.uncaptured
-        if self.captured_changes != self.adapter_pool.changes:
-            self.mixed_buckets, self.mixed_uncaptured = {}, set(self.sizes)
-            self.captured_changes = self.adapter_pool.changes
-        return self.mixed_buckets, self.mixed_uncaptured
+        for buckets in self.buckets:
+            buckets.close()
 
     @ordinary_errors()
     @runs_model
@@ -158,9 +139,7 @@ class ModelRunner:
             self.compute_scalings(plan.chunks)
             launched.drawing = [chunk for chunk in plan.chunks if chunk.draws]
             if plan.chunks:
-                bucket, chunks = self.bucket(plan), plan.chunks
-                logits = bucket.run(chunks) if bucket else self.run_eagerly(chunks, launched)
-                launched.logits = logits
+                launched.logits = self.run(launched)
         finally:
             self.collect_failed(plan)
             # After the step only: its rows must find the features that they need.
@@ -374,20 +353,26 @@ class ModelRunner:
         """The last hidden states [T, d] float32 of a text, with the adapters of `lease`."""
         return self.hidden([tokens], leases=[lease or NOTHING])[0].float()
 
-    def bucket(self, plan: StepPlan) -> DecodeBucket | None:
-        """The smallest bucket that holds a decode step; None if the step must run eagerly.
+    def decode_bucket(self, plan: StepPlan) -> DecodeBucket | None:
+        """The smallest bucket that holds a decode step; None if it does not run in one.
 
-        Buckets have no inputs for media features and return no logits of prompt rows.
+        Buckets have no inputs for media features, and one row of logits per sequence.
         """
         if not plan.decodes or any(wants_prompt(c) or has_features(c) for c in plan.chunks):
             return None
-        rows, mixed = len(plan.chunks), any(self.mixture_rows(plan.chunks))
-        buckets, uncaptured = self.buckets_for(mixed)
-        size = next((size for size in self.sizes if size >= rows), 0)
-        if size in uncaptured:
-            uncaptured.remove(size)
-            buckets |= self.capture_all([size], mixed)
-        return buckets[min(fits)] if (fits := [n for n in buckets if n >= rows]) else None
+        mixed = any(mixture_rows(plan.chunks))
+        return self.decode_buckets.find(self, len(plan.chunks), mixed=mixed)
+
+    def prompt_bucket(
+        self, step: Step, batches: Sequence[AttentionMetadata]
+    ) -> PromptBucket | None:
+        """The smallest bucket that holds a step with these metadata; None if it runs eagerly."""
+        # A sequence with an image has several entries in the metadata, and `full` ones.
+        fits = all(batch.full is None for batch in batches) and step.features is None
+        sequences = max((len(batch.lengths) for batch in batches), default=0)
+        if not fits or not 0 < sequences <= self.max_sequences:
+            return None
+        return self.prompt_buckets.find(self, len(step.tokens), mixed=step.mixture is not None)
 
     def compute_scalings(self, chunks: Sequence[Chunk]) -> None:
         """Write the scalings of X-LoRA rows to the mixture table, all on the device.
@@ -418,17 +403,18 @@ class ModelRunner:
             lease.scaling_rows = [*rows, *[last] * (chunk.count - count)]
             row, at = row + count, at + count
 
-    def mixture_rows(self, chunks: Sequence[Chunk]) -> list[int]:
-        """The row of the mixture table for each row of these chunks."""
-        rows = list[int]()
-        for chunk in chunks:
-            rows += chunk.sequence.lease.row_indices(chunk.start, chunk.start + chunk.count)
-        return rows
+    def run(self, launched: LaunchedStep) -> Tensor:
+        """The logits [W, V] of the rows that draw; prompt logprobs are appended to `launched`.
 
-    def run_eagerly(self, chunks: Sequence[Chunk], launched: LaunchedStep) -> Tensor:
-        """Run any step without a graph; return the logits [W, V] of the rows that draw."""
-        step, spans = self.build_step(chunks)
-        hidden = self.model.hidden(step)
+        The step runs in a bucket if one holds it.
+        """
+        plan, chunks = launched.plan, launched.plan.chunks
+        batches = self.attention_metadata(chunks)
+        if (decodes := self.decode_bucket(plan)) is not None:
+            return decodes.run(self.inputs(chunks), batches)
+        step, spans = self.build_step(chunks, batches=batches)
+        bucket = self.prompt_bucket(step, batches)
+        hidden = bucket.run(step, batches) if bucket else self.model.hidden(step)
         # No row draws: skip the head, often the largest matmul of the model.
         if step.logits_indices is not None and not len(step.logits_indices):
             return hidden[:0]
@@ -441,47 +427,60 @@ class ModelRunner:
                 drawing.append(span.stop - 1)
         return logits if len(drawing) == len(logits) else logits[self.int64(drawing)]
 
-    def build_step(self, chunks: Sequence[Chunk], pass_index: int = 0) -> tuple[Step, list[slice]]:
+    def build_step(
+        self,
+        chunks: Sequence[Chunk],
+        pass_index: int = 0,
+        batches: Sequence[AttentionMetadata] | None = None,
+    ) -> tuple[Step, list[slice]]:
         """The step of these chunks, and the slice of each chunk in the logits indices.
 
-        `pass_index` 1 is the pass of X-LoRA sequences by the base model alone.
+        `pass_index` 1 is the pass of X-LoRA sequences by the base model alone. `batches` are the
+        attention metadata if the caller has them.
         """
-        axes = self.model.axes
-        tokens, indices = list[int](), list[int]()
-        positions = [list[int]() for _ in range(axes)]
-        spans, pending = list[slice](), list[tuple[int, int]]()
+        indices, spans, row = list[int](), list[slice](), 0
         for chunk in chunks:
-            sequence, stop = chunk.sequence, chunk.start + chunk.count
+            first = row + (0 if wants_prompt(chunk) else chunk.count - 1)
+            row += chunk.count
+            rows = range(first, row) if chunk.draws or wants_prompt(chunk) else ()
+            spans.append(slice(len(indices), len(indices) + len(rows)))
+            indices += rows
+        if batches is None:
+            batches = self.attention_metadata(chunks, pass_index)
+        step = self.inputs(chunks, pass_index)
+        step.caches = self.cache_views(batches)
+        step.features = step_features(chunks, self.features)
+        step.logits_indices = None if len(indices) == row else self.int64(indices)
+        step.bounds = [0, *accumulate(chunk.count for chunk in chunks)]
+        return step, spans
+
+    def inputs(self, chunks: Sequence[Chunk], pass_index: int = 0) -> Step:
+        """The tokens, positions and mixture of these chunks; see `build_step`."""
+        axes, mixtures = self.model.axes, [] if pass_index else mixture_rows(chunks)
+        parts = [c.sequence.positions(c.start, c.start + c.count, axes) for c in chunks]
+        flat = [position for axis in range(axes) for part in parts for position in part[axis]]
+        return Step(
+            tokens=self.tokens(chunks),
+            positions=self.int64(flat).view(axes, -1),
+            mixture=to_device(mixtures, torch.int32, self.device) if any(mixtures) else None,
+        )
+
+    def tokens(self, chunks: Sequence[Chunk]) -> Tensor:
+        """The tokens [T] of these chunks."""
+        tokens, pending = list[int](), list[tuple[int, int]]()
+        for chunk in chunks:
             known = chunk.known
             # At most one token is pending per sequence: the step before drew it, and it is in
             # `sampler.last` on the device. Reading it here would wait for that step.
             if len(known) < chunk.count:
-                pending.append((len(tokens) + len(known), sequence.row))
+                pending.append((len(tokens) + len(known), chunk.sequence.row))
                 known = [*known, 0]
-            first = len(tokens) + (0 if wants_prompt(chunk) else chunk.count - 1)
             tokens += known
-            given = sequence.positions(chunk.start, stop, axes)
-            for axis, values in zip(positions, given, strict=True):
-                axis += values
-            rows = range(first, len(tokens)) if chunk.draws or wants_prompt(chunk) else ()
-            spans.append(slice(len(indices), len(indices) + len(rows)))
-            indices += rows
-        mixtures = self.mixture_rows(chunks) if pass_index == 0 else []
         ids = self.int64(tokens)
         if pending:
             at, sampler_rows = (self.int64(column) for column in zip(*pending, strict=True))
             ids[at] = self.sampler.last[sampler_rows]
-        all_rows = len(indices) == len(tokens)
-        step = Step(
-            tokens=ids,
-            positions=self.int64([p for axis in positions for p in axis]).view(axes, -1),
-            caches=self.cache_views(self.attention_metadata(chunks, pass_index)),
-            mixture=to_device(mixtures, torch.int32, self.device) if any(mixtures) else None,
-            features=step_features(chunks, self.features),
-            logits_indices=None if all_rows else self.int64(indices),
-            bounds=[0, *accumulate(chunk.count for chunk in chunks)],
-        )
-        return step, spans
+        return ids
 
     def attention_metadata(
         self, chunks: Sequence[Chunk], pass_index: int = 0
@@ -507,6 +506,14 @@ class ModelRunner:
 
     def int64(self, values: Sequence[int]) -> Tensor:
         return to_device(values, torch.int64, self.device)
+
+
+def mixture_rows(chunks: Sequence[Chunk]) -> list[int]:
+    """The row of the mixture table for each row of these chunks."""
+    rows = list[int]()
+    for chunk in chunks:
+        rows += chunk.sequence.lease.row_indices(chunk.start, chunk.start + chunk.count)
+    return rows
 
 
 def standalone_sequence(

@@ -42,7 +42,7 @@ FRONT = (
 DEVICE = "adapters engine load native nn ops placement".split()
 """Folders of the core that run where the model does."""
 
-OWNED = ("ostro.core.engine.decode_graphs", "ostro.core.engine.runner")
+OWNED = ("ostro.core.engine.buckets", "ostro.core.engine.runner")
 """A module whose objects refer to their owner, for types alone: a bucket has a runner."""
 
 ROOMS = ("core", "architectures", "quant", "adapters", "plugins", "entrypoints")

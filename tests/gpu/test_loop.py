@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,16 +18,16 @@ from gpu.comparison import ON_GPU, error, pick
 from torch import Tensor
 
 from ostro.core.adapters.adapter import EMPTY, Mixture
-from ostro.core.engine.decode_graphs import DecodeBucket
+from ostro.core.engine.buckets import Bucket, DecodeBucket, PromptBucket
 from ostro.core.engine.engine import Engine
-from ostro.core.engine.runner import LaunchedStep
-from ostro.core.engine.scheduler import Chunk, StepPlan
 from ostro.core.engine.start import open_engine
 from ostro.core.messages.commands import ModelSpec
 from ostro.core.messages.outputs import TokenOutput
 from ostro.core.messages.requests import AdapterRef, Sampling, TokenRequest
+from ostro.core.ops.attention import AttentionMetadata
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
+from ostro.core.step import Step
 from ostro.entrypoints.bench.adapters import random_adapter
 from ostro.plugins.conformance.kernels import DEVICE
 
@@ -132,18 +132,25 @@ def tokens_of(outputs: Sequence[TokenOutput]) -> dict[str, list[int]]:
 
 
 @contextmanager
-def compared_steps(engine: Engine) -> Iterator[list[float]]:
-    """Run each captured step also eagerly; yield the list of relative errors of the logits."""
-    errors, replay = list[float](), DecodeBucket.run
+def compared_steps(engine: Engine) -> Iterator[dict[type[Bucket], list[float]]]:
+    """Run each step of a bucket also eagerly; yield the relative errors, by the kind of bucket.
 
-    def run(bucket: DecodeBucket, chunks: Sequence[Chunk]) -> Tensor:
-        expected = engine.runner.run_eagerly(chunks, LaunchedStep(StepPlan()))
+    They are those of the logits for decode steps, else those of the hidden states.
+    """
+    errors, run = defaultdict[type[Bucket], list[float]](list), Bucket.run
+
+    def compared(bucket: Bucket, step: Step, batches: Sequence[AttentionMetadata]) -> Tensor:
+        model, runner = engine.runner.model, engine.runner
+        expected = model.hidden(replace(step, caches=runner.cache_views(batches)))
+        if isinstance(bucket, DecodeBucket):
+            expected = model.logits(expected, step)
         expected = expected.clone()
-        found = replay(bucket, chunks)
-        errors.append(0.0 if torch.equal(found, expected) else error(found, expected))
+        found = run(bucket, step, batches)
+        equal = torch.equal(found, expected)
+        errors[type(bucket)].append(0.0 if equal else error(found, expected))
         return found
 
-    with mock.patch.object(DecodeBucket, "run", run):
+    with mock.patch.object(Bucket, "run", compared):
         yield errors
 
 
@@ -159,12 +166,13 @@ def adapter_mixtures(engine: Engine, count: int) -> list[Mixture]:
 @pytest.mark.parametrize("model", ["tiny", "qwen3-0.6b"])
 def test_captured_steps_equal_eager_steps(model: str, tmp_path: Path) -> None:
     with opened(model, tmp_path) as engine:
-        sizes = set(engine.runner.buckets)
+        sizes = set(engine.runner.decode_buckets.plain)
         assert sizes == {size for size in (1, 2, 4, 8, 16, 32) if size <= engine.scheduler.max_seqs}
         with compared_steps(engine) as errors:
             serve(engine, random_requests(engine, pick(60, 6), seed=1))
-        assert len(errors) > pick(10, 3)
-        assert max(errors) <= LIMIT, sorted(errors)[-5:]
+        for kind in DecodeBucket, PromptBucket:
+            assert len(errors[kind]) > pick(10, 3), kind
+            assert max(errors[kind]) <= LIMIT, (kind, sorted(errors[kind])[-5:])
 
 
 def test_captured_steps_with_adapters_equal_eager_steps(tmp_path: Path) -> None:
@@ -172,8 +180,9 @@ def test_captured_steps_with_adapters_equal_eager_steps(tmp_path: Path) -> None:
         mixtures = adapter_mixtures(engine, 3)
         with compared_steps(engine) as errors:
             serve(engine, random_requests(engine, pick(60, 6), seed=2), mixtures)
-        assert engine.runner.mixed_buckets
-        assert max(errors) <= LIMIT, sorted(errors)[-5:]
+        assert engine.runner.decode_buckets.mixed
+        assert engine.runner.prompt_buckets.mixed
+        assert all(max(each) <= LIMIT for each in errors.values()), errors
 
 
 def test_deterministic_answers_do_not_depend_on_the_batch(tmp_path: Path) -> None:
@@ -255,7 +264,9 @@ def test_a_model_that_reads_values_on_the_host_runs_eagerly(tmp_path: Path) -> N
         with mock.patch.object(engine.runner.model, "hidden", reading):
             engine.runner.capture()
             assert engine.runner.graphs.refused
-            assert bool(engine.runner.buckets) != ON_GPU  # replay mode keeps an eager call
+            assert (
+                bool(engine.runner.decode_buckets.plain) != ON_GPU
+            )  # replay mode keeps an eager call
             found = tokens_of(serve(engine, random_requests(engine, 5, seed=9, greedy=True)))
     assert found.keys() == expected.keys()
     assert all(len(found[id]) == len(expected[id]) for id in found)

@@ -75,9 +75,9 @@ def mixed(make: Callable[..., Any]) -> Any:
     return make(**LAYERWISE)
 
 
-@pytest.fixture(scope="module")
-def model(mixed: Any) -> Iterator[LocalModel]:
-    with engine(mixed) as found:
+@pytest.fixture(scope="module", params=[False, True], ids=["eager", "buckets"])
+def model(mixed: Any, request: pytest.FixtureRequest) -> Iterator[LocalModel]:
+    with engine(mixed, replay=request.param) as found:
         found.load_adapter("x", mixed.folder)
         found.load_adapter("plain", mixed.folder / "member1")
         yield found

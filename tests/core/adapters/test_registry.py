@@ -495,7 +495,7 @@ def test_a_refused_adapter_leaves_no_delta_and_no_capture_behind(llama: Subject)
     assert registry is not None and pool is not None
     registry.add("good", adapter(llama, 2))
     before, base = said(engine, good=1.0), greedy(engine, TEXT, 12)[0]
-    buckets = dict(engine.runner.mixed_buckets)
+    buckets = dict(engine.runner.decode_buckets.mixed)
     free, changes, attached = sorted(pool.free_pages), pool.changes, pool.attached
     probe = registry.store.probe
     registry.store.probe = lambda adapter: 0.0 * (probe(adapter) or 0.0)
@@ -508,7 +508,7 @@ def test_a_refused_adapter_leaves_no_delta_and_no_capture_behind(llama: Subject)
     assert pool.attached == attached and pool.changes == changes
     assert sorted(pool.free_pages) == free and weights.generation not in pool.adapters
     assert (said(engine, good=1.0), greedy(engine, TEXT, 12)[0]) == (before, base)
-    now = engine.runner.mixed_buckets
+    now = engine.runner.decode_buckets.mixed
     assert buckets and all(now[size] is bucket for size, bucket in buckets.items())
     registry.add("bad", weights)
     assert said(engine, bad=1.0) != base

@@ -93,10 +93,10 @@ def test_a_swap_captures_nothing_again(llama: Subject) -> None:
     engine.runner.capture()
     add(engine, llama, 1, 2, 3, 4)
     greedy(engine, prompts(1), 4, [asked(engine, a1=1.0)])
-    before = dict(engine.runner.mixed_buckets)
+    before = dict(engine.runner.decode_buckets.mixed)
     assert before
     greedy(engine, prompts(3), 4, [asked(engine, **{f"a{i}": 1.0}) for i in (2, 3, 4)])
-    now = engine.runner.mixed_buckets
+    now = engine.runner.decode_buckets.mixed
     assert all(now[size] is bucket for size, bucket in before.items())
     engine.close()
 
@@ -106,7 +106,7 @@ def test_decode_steps_with_adapters_are_taped(llama: Subject) -> None:
     engine.runner.capture()
     add(engine, llama, 1)
     greedy(engine, prompts(1), 4, [asked(engine, a1=1.0)])
-    assert engine.runner.mixed_buckets, engine.runner.graphs.refused
+    assert engine.runner.decode_buckets.mixed, engine.runner.graphs.refused
     engine.close()
 
 

@@ -1,7 +1,7 @@
-"""The warm-up compiles all kernels for CUDA: later requests launch none that is new.
+"""Kernels for CUDA: the warm-up compiles all that requests launch, and all steps are captured.
 
-Run as a script, this file prints the new kernels of one model. The test runs it in a process of its
-own, where triton does not interpret kernels.
+Run as a script, this file prints the new kernels of one model, or why its steps are not captured.
+The tests run it in a process of its own, where triton does not interpret kernels.
 """
 
 from __future__ import annotations
@@ -12,21 +12,18 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from unittest import mock
+from typing import Any
 
 import pytest
-import torch
+from tiny.cuda_kernels import cuda_kernels
 
 from ostro.core.engine import build
 from ostro.core.engine.engine import Engine
+from ostro.core.load.model import LoadedModel
 from ostro.core.messages.requests import Sampling, TokenRequest
-from ostro.core.ops import Choice, Op, Target
 from ostro.core.plugins.manager import PluginManager
 from ostro.plugins.conformance.kernels import record_launches
 from ostro.plugins.conformance.parity import subject
-
-CASES = build.warm_up_cases
 
 ROWS = 600
 """Rows of a step: fewer than some prompts have."""
@@ -36,38 +33,64 @@ ROWS = 600
 @pytest.mark.parametrize(
     ("name", "quant"), [("llama", "q8_0"), ("qwen3_moe", ""), ("mamba2", ""), ("deepseek_v2", "")]
 )
-def test_requests_compile_nothing(name: str, quant: str) -> None:
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    command = [sys.executable, __file__, name, quant, "30"]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    launched, *new = run.stdout.splitlines()
+@pytest.mark.parametrize("loop", ["eager", "buckets"])
+def test_requests_compile_nothing(name: str, quant: str, loop: str) -> None:
+    launched, *new = run_script("new_kernels", name, quant, loop, "30")
     assert int(launched) > 5
     assert not new
 
 
-def new_kernels(name: str, quant: str, requests: int) -> tuple[int, list[str]]:
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "quant"),
+    [("llama", "q4k"), ("gpt_oss", ""), ("qwen3_5_moe", ""), ("gemma4_moe", ""), ("bamba", "")],
+)
+def test_steps_with_prompts_can_be_captured(name: str, quant: str) -> None:
+    """No kernel for CUDA and no module reads numbers on the host."""
+    assert run_script("refused", name, quant) == ["", ""]
+
+
+def run_script(*arguments: str) -> list[str]:
+    """The lines that this file prints as a script."""
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    command = [sys.executable, __file__, *arguments]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    return run.stdout.splitlines()
+
+
+def refused(name: str, quant: str) -> list[str]:
+    """Why steps with prompts and decode steps of a tiny model are not captured; "" if they are."""
+    with record_launches("sm_90"), opened(name, quant, "buckets") as (engine, _):
+        engine.runner.capture()
+        return [buckets.refused for buckets in engine.runner.buckets]
+
+
+def new_kernels(name: str, quant: str, loop: str, requests: str) -> list[str]:
     """The number of kernels that the warm-up of a tiny model compiles, and those that random
     requests compile afterwards.
     """
+    with record_launches("sm_90") as launches, opened(name, quant, loop) as (engine, loaded):
+        build.make_ready(engine, loaded)
+        build.warm_up(engine)
+        warm = set(launches)
+        draw(engine, int(requests))
+    return [str(len(warm)), *sorted(set(launches) - warm)]
+
+
+@contextmanager
+def opened(name: str, quant: str, loop: str) -> Iterator[tuple[Engine, LoadedModel]]:
+    """An engine of a tiny model with the kernels for CUDA, and the model."""
     plugins = PluginManager()
     plugins.load()
     tiny = plugins.get("architectures", name).conformance.tiny
     config = {**tiny, "max_position_embeddings": 1024}
-    with (
-        record_launches("sm_90") as launches,
-        cuda_kernels(),
-        subject(plugins, name, config=config) as made,
-    ):
-        settings = {"dtype": "bfloat16", "quant": quant or None}
+    with cuda_kernels(), subject(plugins, name, config=config) as made:
+        settings: dict[str, Any] = {"dtype": "bfloat16", "quant": quant or None}
+        settings["replay"] = loop == "buckets"
         loaded = made.load(**settings)
-        engine = made.engine(loaded, rows=ROWS, blocks=256, **settings)
-        build.make_ready(engine, loaded)
-        build.warm_up(engine)
-        warm = set(launches)
-        draw(engine, requests)
-    return len(warm), sorted(set(launches) - warm)
+        yield made.engine(loaded, rows=ROWS, blocks=256, **settings), loaded
 
 
 def draw(engine: Engine, requests: int) -> None:
@@ -90,24 +113,6 @@ def draw(engine: Engine, requests: int) -> None:
     engine.drain()
 
 
-@contextmanager
-def cuda_kernels() -> Iterator[None]:
-    """Select and warm up the kernels for CUDA, on tensors of the CPU."""
-    select = Op.select
-
-    def selected(self: Op, target: Target) -> Choice:
-        return select(self, replace(target, device=torch.device("cuda")))
-
-    def cases(most: int, device: str) -> list[tuple[int, Sampling]]:
-        return CASES(most, "cuda")
-
-    with (
-        mock.patch.object(Op, "select", selected),
-        mock.patch.object(build, "warm_up_cases", cases),
-    ):
-        yield
-
-
 if __name__ == "__main__":
-    launched, new = new_kernels(sys.argv[1], sys.argv[2], int(sys.argv[3]))
-    print(launched, *new, sep="\n")
+    called: Any = {"new_kernels": new_kernels, "refused": refused}[sys.argv[1]]
+    print(*called(*sys.argv[2:]), sep="\n")

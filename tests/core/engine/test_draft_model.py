@@ -56,8 +56,9 @@ def test_a_draft_of_the_same_weights_is_always_right(tiny: Subject, replay: bool
     requests = requests_of(tiny)[:1]
     wanted = run(tiny.engine(rows=40, blocks=64), requests)
     engine = with_draft(tiny, tiny, replay=replay)
-    speculation = engine.scheduler.speculation
-    assert speculation is not None
+    speculation, draft = engine.scheduler.speculation, draft_model(engine)
+    assert speculation is not None and draft is not None
+    assert bool(draft.runner.prompt_buckets.plain) == replay
     before = engine.stats().steps
     assert run(engine, requests) == wanted
     assert speculation.accepted == speculation.drafted > LENGTH / 2

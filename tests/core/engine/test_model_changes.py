@@ -220,7 +220,10 @@ def test_the_memory_of_a_first_model_returns_without_a_collection(
     engine, _ = open_engine([spec(folders[0])], plugins, lambda *news: None)
     driven = Driven(engine)
     driven.answer("a")
-    assert driven.engine.first.tokens is not None and driven.engine.first.tokens.runner.buckets
+    assert (
+        driven.engine.first.tokens is not None
+        and driven.engine.first.tokens.runner.decode_buckets.plain
+    )
     cache = weakref.ref(driven.engine.first.groups[0].kind)
     loaded = driven.engine.first.loaded
     assert loaded is not None

@@ -13,6 +13,7 @@ import torch
 
 from ostro.core.device import free_bytes
 from ostro.core.engine import profile, start
+from ostro.core.engine.buckets import Buckets
 from ostro.core.engine.build import reserve_adapters
 from ostro.core.engine.runner import ModelRunner
 from ostro.core.errors import InsufficientMemory
@@ -33,7 +34,7 @@ class Gpu:
         patch.setattr(torch.cuda, "memory_reserved", lambda device: 1000)
         patch.setattr(torch.cuda, "max_memory_reserved", lambda device: self.peak)
         patch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
-        run, capture = ModelRunner.forward, ModelRunner.capture_all
+        run, capture = ModelRunner.forward, Buckets.capture_sizes
 
         def note_step(runner: ModelRunner, plan: Any) -> Any:
             draws = sum(chunk.draws for chunk in plan.chunks)
@@ -41,12 +42,12 @@ class Gpu:
             self.peak = 5000 + sum(g.kind.bytes(g.pool.size) for g in runner.blocks.all)
             return run(runner, plan)
 
-        def note_capture(runner: ModelRunner, sizes: Any, mixed: bool = False) -> Any:
+        def note_capture(buckets: Any, runner: ModelRunner, sizes: Any, **options: Any) -> Any:
             self.captured += sizes
-            return capture(runner, sizes, mixed)
+            return capture(buckets, runner, sizes, **options)
 
         patch.setattr(ModelRunner, "forward", note_step)
-        patch.setattr(ModelRunner, "capture_all", note_capture)
+        patch.setattr(Buckets, "capture_sizes", note_capture)
 
 
 def test_the_largest_steps_run(llama: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +56,7 @@ def test_the_largest_steps_run(llama: Subject, monkeypatch: pytest.MonkeyPatch) 
     context, explain = loaded.context, list(loaded.explain)
     pool = reserve_adapters(loaded, settings, 48)
     assert profile.step_bytes(loaded, settings, llama.plugins, pool) == Counter({CPU: 4000})
-    assert gpu.steps == [(48, 4)] and gpu.captured == [4]
+    assert gpu.steps == [(48, 4)] and gpu.captured == [64, 4]
     assert loaded.context == context
     assert loaded.explain == [*explain, "memory: steps take up to 4.00 KB on cpu"]
 
@@ -95,6 +96,6 @@ def test_steps_of_a_gpu_are_measured(llama: Subject) -> None:
     loaded, spec = llama.load(device="cuda"), ModelSpec(Settings(max_seqs=8, memory="1GB"))
     [entry] = start.build_entries([loaded], [spec], llama.plugins, free_bytes)
     start.make_entry_ready(entry)
-    assert entry.tokens is not None and [*entry.tokens.runner.buckets] == [8, 4, 2, 1]
+    assert entry.tokens is not None and [*entry.tokens.runner.decode_buckets.plain] == [8, 4, 2, 1]
     assert any(line.startswith("memory: steps take up to") for line in loaded.explain)
     entry.close()

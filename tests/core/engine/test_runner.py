@@ -21,7 +21,9 @@ from ostro.core.messages.requests import Sampling, TokenRequest
 
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [2, 7], list(range(20, 43)), [11] * 9]
 LOOPS = pytest.mark.parametrize(
-    "loop", [{}, {"captured": 4, "replay": True}], ids=["eager", "buckets"]
+    "loop",
+    [{}, {"captured": 4, "captured_prompts": 16, "replay": True}],
+    ids=["eager", "buckets"],
 )
 
 

@@ -139,6 +139,9 @@ FEATURES = {
 }
 features = pytest.mark.parametrize("given", FEATURES.values(), ids=FEATURES)
 OTHER_PAGES = [(16, 0), (16, 5), (48, 0), (48, 40), (256, 5), (256, 40)]
+BUCKET = ([40, 1, 90, 0, 0], [70, 20, 0, 0, 0])
+"""Two sequences in a bucket of five: the third has the idle rows, the others have none."""
+
 MIXED = ([3, 1, 5, 1, 2], [3, 20, 12, 0, 33])
 DECODE = ([1, 1, 1, 1], [1, 70, 0, 33])
 
@@ -286,6 +289,15 @@ def test_triton_takes_bounds_beyond_the_batch() -> None:
         case = ragged(queries, lengths)
         case.batch.max_length = 200
         check(case)
+
+
+@pytest.mark.parametrize("name", ["plain", "all"])
+@pytest.mark.parametrize("longest", [70, 200])
+def test_triton_bucket_of_prompts(name: str, longest: int) -> None:
+    """`longest` is the context, which bounds the lengths."""
+    case = ragged(*BUCKET, window=FEATURES[name].get("window", 0))
+    case.batch.max_length = longest
+    check(case, **FEATURES[name])
 
 
 def test_triton_prompt_of_many_tiles() -> None:

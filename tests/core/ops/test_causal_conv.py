@@ -23,6 +23,7 @@ BATCHES: dict[str, tuple[list[int], list[int], list[int]]] = {
     "shared": ([3, 1, 6], [4, 4, 4], [0, 1, 2]),
     "idle": ([0, 1, 4, 1, 1], [-1, 3, -1, -1, -1], [-1, 3, 0, -1, -1]),
     "nothing": ([0, 0], [-1, -1], [-1, -1]),
+    "bucket": ([9, 1, 20, 0, 0], [-1, 3, -1, -1, -1], [1, 3, -1, -1, -1]),
 }
 """Rows of each sequence, the blocks they go on from, and those that take their states."""
 

@@ -22,6 +22,7 @@ BATCHES: dict[str, tuple[list[int], list[int], list[int]]] = {
     "shared": ([3, 1], [4, 4], [0, 1]),
     "idle": ([0, 1, 4, 1], [-1, 3, -1, -1], [-1, 3, 0, -1]),
     "nothing": ([0, 0], [-1, -1], [-1, -1]),
+    "bucket": ([37, 1, 19, 0, 0], [-1, 4, -1, -1, -1], [2, 4, -1, -1, -1]),
     "prompt": ([70], [-1], [2]),
     "prompts": ([1, 37, 0, 32, 5, 17], [5, -1, 2, 4, 0, -1], [5, 1, -1, 3, 0, -1]),
 }
@@ -62,7 +63,7 @@ SHAPES = [(2, 4, 24, 16), (1, 3, 7, 5), (2, 2, 128, 20), (1, 1, 600, 2), (1, 2, 
 
 def is_slow(module: ModuleType, name: str, shape: tuple[int, ...]) -> bool:
     """Whether the interpreter takes long: for prompts, two shapes are quick."""
-    return module is triton and name.startswith("prompt") and shape in SHAPES[2:]
+    return module is triton and name.startswith(("prompt", "bucket")) and shape in SHAPES[2:]
 
 
 @pytest.mark.sample(5)

@@ -16,8 +16,8 @@ from ostro.architectures.llama import TINY as LLAMA
 from ostro.architectures.llama.model import Block, Decoder
 from ostro.architectures.mixtral import TINY as MIXTRAL
 from ostro.architectures.qwen3_next import TINY as QWEN3_NEXT
+from ostro.core.engine.buckets import POISON
 from ostro.core.engine.build import make_ready
-from ostro.core.engine.decode_graphs import POISON
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.graphs import Graphs
 from ostro.core.messages.requests import Sampling, TokenRequest
@@ -125,7 +125,7 @@ def test_segments_say_what_the_whole_says(
     tiny = made(name)
     engine, explained = replaying(tiny, rules)
     assert explained == [f"model.layers.{line}" for line in said]
-    assert [*engine.runner.buckets] == [32, 16, 8, 4, 2, 1]
+    assert [*engine.runner.decode_buckets.plain] == [32, 16, 8, 4, 2, 1]
     found = answers(tiny, engine)
     assert found == answers(tiny, tiny.engine(rows=40, placement=rules))
     assert found == answers(tiny, tiny.engine(rows=40))
@@ -150,7 +150,7 @@ def test_steps_without_a_long_segment_run_eagerly(
     engine, explained = replaying(tiny, rules)
     for line, start in zip(explained, said, strict=True):
         assert line.startswith(f"model.layers.{start}")
-    assert not engine.runner.buckets
+    assert not engine.runner.decode_buckets.plain
     assert answers(tiny, engine) == answers(tiny, tiny.engine(rows=40))
 
 
@@ -177,7 +177,7 @@ def test_what_rests_in_host_memory_stays_eager(
     tiny = made(name)
     engine, explained = replaying(tiny, rules, device="cpu:1")
     assert explained == [f"model.layers.{line}" for line in said]
-    assert bool(engine.runner.buckets) == any("captured" in line for line in said)
+    assert bool(engine.runner.decode_buckets.plain) == any("captured" in line for line in said)
     assert answers(tiny, engine) == answers(tiny, tiny.engine(rows=40))
 
 
@@ -246,7 +246,7 @@ def test_every_layer_computes_once_a_step_and_a_segment_is_launched_once(
 def test_inputs_are_poisoned_between_steps(made: Made, device: SimulatedDevice) -> None:
     engine, _ = replaying(made("llama"), FOURS)
     greedy(engine, [[5]], 3)
-    recorded = engine.runner.buckets[1].launch
+    recorded = engine.runner.decode_buckets.plain[1].launch
     assert isinstance(recorded, Recorded)
     assert [(t.device, t.dtype) for t in recorded.inputs] == [
         *[(torch.device("cpu"), t) for t in (torch.float32, torch.int64, torch.int64)],
@@ -354,7 +354,7 @@ def test_a_model_that_is_not_straight_is_not_captured(
     monkeypatch.setattr(Decoder, "forward", forward)
     engine, explained = replaying(tiny, "lm_head = cpu:1")
     assert explained == [f"model.layers.[0-7] on cpu: {how}"]
-    assert bool(engine.runner.buckets) == (how == "captured")
+    assert bool(engine.runner.decode_buckets.plain) == (how == "captured")
     assert answers(tiny, engine) == answers(tiny, tiny.engine(rows=40))
 
 
@@ -375,6 +375,6 @@ def test_graphs_of_segments_say_what_the_whole_says(made: Made, name: str, there
     tiny = made(name)
     for rules in (f"model.layers.[4-9] = {there}", f"model.layers.0 = {there}"):
         engine, said = replaying(tiny, rules, device="cuda", replay=False)
-        assert engine.runner.buckets
+        assert engine.runner.decode_buckets.plain
         assert any("captured" in line for line in said)
         assert answers(tiny, engine) == answers(tiny, tiny.engine(rows=40))

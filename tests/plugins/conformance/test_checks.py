@@ -22,7 +22,7 @@ from ostro.core import config, nn
 from ostro.core.adapters.delta import AdapterDelta
 from ostro.core.adapters.mixture_table import MixtureTable
 from ostro.core.engine.blocks import BlockManager
-from ostro.core.engine.decode_graphs import DecodeBucket
+from ostro.core.engine.buckets import DecodeBucket
 from ostro.core.engine.runner import ModelRunner
 from ostro.core.errors import OstroError
 from ostro.core.load.names import Names, Pair
@@ -59,7 +59,7 @@ def from_zero(self: nn.Rope, q: Tensor, k: Tensor, positions: Tensor) -> tuple[T
     return out
 
 
-def moved(answer: None, bucket: DecodeBucket, chunks: Any) -> None:
+def moved(answer: None, bucket: DecodeBucket, step: Any, batches: Any) -> None:
     bucket.positions += 1
 
 

@@ -39,10 +39,12 @@ def test_requests_run_in_smaller_steps(llama: Subject, engine_of: Build, error: 
     engine = engine_of(llama, rows=128)
     prompts = [llama.prompt[i : i + 40] for i in range(3)]
     wanted = greedy(engine_of(llama), prompts, LONG)
-    memory = SmallMemory(engine.runner.model, 30, error)
+    memory = SmallMemory(engine.runner.model, 32, error)
     found = run(engine, *(ask(str(i), prompt) for i, prompt in enumerate(prompts)))
     assert [tokens_of(found[str(i)]) for i in range(3)] == wanted
-    assert [rows for rows in memory.seen if rows > 30] == [120, 60]
+    # The bucket of 60 rows computes 64, that of the next step 32.
+    bucket = 64 if engine.runner.poisons else 60
+    assert [rows for rows in memory.seen if rows > 32] == [120, bucket]
     idle(engine)
 
 

@@ -233,7 +233,7 @@ def test_a_step_that_cannot_be_captured_leaves_no_outdated_capture(llama: Subjec
     wanted = greedy(engine, [prompt], 8, [mixture()])
     assert engine.runner.adapter_pool is not None
     engine.runner.adapter_pool.changes += 1
-    Fault(engine.runner, "capture_all", RuntimeError("no room"))
+    Fault(engine.runner.decode_buckets, "capture_sizes", RuntimeError("no room"))
     engine.submit(ask("bad", prompt, 8), mixture())
     assert "no room" in error_of(outputs_of(engine)["bad"])
     assert greedy(engine, [prompt], 8, [mixture()]) == wanted
