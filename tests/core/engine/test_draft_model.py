@@ -15,23 +15,18 @@ from ostro.core.engine.engine import Engine
 from ostro.core.engine.speculation import DraftRequest
 from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
 from ostro.plugins.conformance.parity import Subject, subject
 
 
 @pytest.fixture(scope="module", params=["llama", "gemma3"])
-def tiny(request: pytest.FixtureRequest) -> Iterator[Subject]:
-    plugins = PluginManager()
-    plugins.load(Settings())
+def tiny(request: pytest.FixtureRequest, plugins: PluginManager) -> Iterator[Subject]:
     with subject(plugins, request.param) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def other(tiny: Subject) -> Iterator[Subject]:
+def other(tiny: Subject, plugins: PluginManager) -> Iterator[Subject]:
     """A model of the same vocabulary with other weights, of another architecture."""
-    plugins = PluginManager()
-    plugins.load(Settings())
     name = "gemma3" if tiny.record.name == "llama" else "llama"
     size = int(tiny.config.vocab_size)
     config = {**(plugins.get("architectures", name).conformance.tiny or {}), "vocab_size": size}

@@ -13,7 +13,7 @@ from ostro.core.engine.processors import Processors
 from ostro.core.engine.speculation import DraftRequest
 from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import LogitsProcessor, Settings
+from ostro.core.records import LogitsProcessor
 from ostro.plugins.conformance.parity import Subject, subject
 
 
@@ -39,18 +39,8 @@ class Oracle:
 
 
 @pytest.fixture(scope="module", params=["llama", "gemma3", "mixtral", "deepseek_v2"])
-def tiny(request: pytest.FixtureRequest) -> Iterator[Subject]:
-    plugins = PluginManager()
-    plugins.load(Settings())
+def tiny(request: pytest.FixtureRequest, plugins: PluginManager) -> Iterator[Subject]:
     with subject(plugins, request.param) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def llama() -> Iterator[Subject]:
-    plugins = PluginManager()
-    plugins.load(Settings())
-    with subject(plugins, "llama") as made:
         yield made
 
 
