@@ -353,15 +353,14 @@ class ModelRunner:
         """The last hidden states [T, d] float32 of a text, with the adapters of `lease`."""
         return self.hidden([tokens], leases=[lease or NOTHING])[0].float()
 
-    def decode_bucket(self, plan: StepPlan) -> DecodeBucket | None:
-        """The smallest bucket that holds a decode step; None if it does not run in one.
+    def decode_bucket(self, plan: StepPlan, step: Step) -> DecodeBucket | None:
+        """The smallest bucket for the decode step of a plan; None if it does not run in one.
 
         Buckets have no inputs for media features, and one row of logits per sequence.
         """
         if not plan.decodes or any(wants_prompt(c) or has_features(c) for c in plan.chunks):
             return None
-        mixed = any(mixture_rows(plan.chunks))
-        return self.decode_buckets.find(self, len(plan.chunks), mixed=mixed)
+        return self.decode_buckets.find(self, len(step.tokens), mixed=step.mixture is not None)
 
     def prompt_bucket(
         self, step: Step, batches: Sequence[AttentionMetadata]
@@ -408,11 +407,11 @@ class ModelRunner:
 
         The step runs in a bucket if one holds it.
         """
-        plan, chunks = launched.plan, launched.plan.chunks
-        batches = self.attention_metadata(chunks)
-        if (decodes := self.decode_bucket(plan)) is not None:
-            return decodes.run(self.inputs(chunks), batches)
-        step, spans = self.build_step(chunks, batches=batches)
+        chunks = launched.plan.chunks
+        step, batches = self.inputs(chunks), self.attention_metadata(chunks)
+        if (decodes := self.decode_bucket(launched.plan, step)) is not None:
+            return decodes.run(step, batches)
+        spans = self.complete(step, chunks, batches)
         bucket = self.prompt_bucket(step, batches)
         hidden = bucket.run(step, batches) if bucket else self.model.hidden(step)
         # No row draws: skip the head, often the largest matmul of the model.
@@ -427,17 +426,34 @@ class ModelRunner:
                 drawing.append(span.stop - 1)
         return logits if len(drawing) == len(logits) else logits[self.int64(drawing)]
 
-    def build_step(
-        self,
-        chunks: Sequence[Chunk],
-        pass_index: int = 0,
-        batches: Sequence[AttentionMetadata] | None = None,
-    ) -> tuple[Step, list[slice]]:
+    def build_step(self, chunks: Sequence[Chunk], pass_index: int = 0) -> tuple[Step, list[slice]]:
         """The step of these chunks, and the slice of each chunk in the logits indices.
 
-        `pass_index` 1 is the pass of X-LoRA sequences by the base model alone. `batches` are the
-        attention metadata if the caller has them.
+        `pass_index` 1 is the pass of X-LoRA sequences by the base model alone.
         """
+        step = self.inputs(chunks, pass_index)
+        return step, self.complete(step, chunks, self.attention_metadata(chunks, pass_index))
+
+    def inputs(self, chunks: Sequence[Chunk], pass_index: int = 0) -> Step:
+        """The tokens, positions and mixture of a step of these chunks; see `build_step`."""
+        axes, mixtures = self.model.axes, [] if pass_index else mixture_rows(chunks)
+        parts = [c.sequence.positions(c.start, c.start + c.count, axes) for c in chunks]
+        flat = [position for axis in range(axes) for part in parts for position in part[axis]]
+        known, pending = token_ids(chunks)
+        tokens = self.int64(known)
+        if pending:
+            at, rows = (self.int64(column) for column in zip(*pending, strict=True))
+            tokens[at] = self.sampler.last[rows]
+        return Step(
+            tokens=tokens,
+            positions=self.int64(flat).view(axes, -1),
+            mixture=to_device(mixtures, torch.int32, self.device) if any(mixtures) else None,
+        )
+
+    def complete(
+        self, step: Step, chunks: Sequence[Chunk], batches: Sequence[AttentionMetadata]
+    ) -> list[slice]:
+        """Add to the inputs of a step what its eager forward needs; see `build_step`."""
         indices, spans, row = list[int](), list[slice](), 0
         for chunk in chunks:
             first = row + (0 if wants_prompt(chunk) else chunk.count - 1)
@@ -445,42 +461,11 @@ class ModelRunner:
             rows = range(first, row) if chunk.draws or wants_prompt(chunk) else ()
             spans.append(slice(len(indices), len(indices) + len(rows)))
             indices += rows
-        if batches is None:
-            batches = self.attention_metadata(chunks, pass_index)
-        step = self.inputs(chunks, pass_index)
         step.caches = self.cache_views(batches)
         step.features = step_features(chunks, self.features)
         step.logits_indices = None if len(indices) == row else self.int64(indices)
         step.bounds = [0, *accumulate(chunk.count for chunk in chunks)]
-        return step, spans
-
-    def inputs(self, chunks: Sequence[Chunk], pass_index: int = 0) -> Step:
-        """The tokens, positions and mixture of these chunks; see `build_step`."""
-        axes, mixtures = self.model.axes, [] if pass_index else mixture_rows(chunks)
-        parts = [c.sequence.positions(c.start, c.start + c.count, axes) for c in chunks]
-        flat = [position for axis in range(axes) for part in parts for position in part[axis]]
-        return Step(
-            tokens=self.tokens(chunks),
-            positions=self.int64(flat).view(axes, -1),
-            mixture=to_device(mixtures, torch.int32, self.device) if any(mixtures) else None,
-        )
-
-    def tokens(self, chunks: Sequence[Chunk]) -> Tensor:
-        """The tokens [T] of these chunks."""
-        tokens, pending = list[int](), list[tuple[int, int]]()
-        for chunk in chunks:
-            known = chunk.known
-            # At most one token is pending per sequence: the step before drew it, and it is in
-            # `sampler.last` on the device. Reading it here would wait for that step.
-            if len(known) < chunk.count:
-                pending.append((len(tokens) + len(known), chunk.sequence.row))
-                known = [*known, 0]
-            tokens += known
-        ids = self.int64(tokens)
-        if pending:
-            at, sampler_rows = (self.int64(column) for column in zip(*pending, strict=True))
-            ids[at] = self.sampler.last[sampler_rows]
-        return ids
+        return spans
 
     def attention_metadata(
         self, chunks: Sequence[Chunk], pass_index: int = 0
@@ -506,6 +491,22 @@ class ModelRunner:
 
     def int64(self, values: Sequence[int]) -> Tensor:
         return to_device(values, torch.int64, self.device)
+
+
+def token_ids(chunks: Sequence[Chunk]) -> tuple[list[int], list[tuple[int, int]]]:
+    """The tokens of these chunks, and (row of the step, row of the sampler) of pending ones.
+
+    At most one token is pending per sequence: the step before drew it, and it is in `Sampler.last`
+    on the device. Reading it would wait for that step.
+    """
+    tokens, pending = list[int](), list[tuple[int, int]]()
+    for chunk in chunks:
+        known = chunk.known
+        if len(known) < chunk.count:
+            pending.append((len(tokens) + len(known), chunk.sequence.row))
+            known = [*known, 0]
+        tokens += known
+    return tokens, pending
 
 
 def mixture_rows(chunks: Sequence[Chunk]) -> list[int]:

@@ -108,11 +108,9 @@ def empty_driver() -> Iterator[Callable[[], int]]:
     include = Path(driver.__file__).parent / "include"
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder, "libcuda.so.1")
-        command = ["gcc", "-shared", "-fPIC", "-w", f"-I{include}", "-xc", "-", "-o", str(library)]
-        subprocess.run(
-            [*command, f"-Wl,-soname,{library.name}"], input=LIBCUDA, text=True, check=True
-        )
-        os.environ["TRITON_LIBCUDA_PATH"] = folder
+        command = ["gcc", "-shared", "-fPIC", "-w", f"-I{include}", f"-Wl,-soname,{library.name}"]
+        subprocess.run([*command, "-xc", "-", "-o", library], input=LIBCUDA, text=True, check=True)
+        os.environ |= {"TRITON_LIBCUDA_PATH": folder, "TRITON_CACHE_DIR": folder}
         loaded = ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
         triton.runtime.driver.set_active(Driver())
         yield loaded.count_launches

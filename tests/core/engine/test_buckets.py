@@ -50,10 +50,14 @@ def prompt(row: int, tokens: list[int], *blocks: int, start: int = 0) -> Chunk:
     return Chunk(chunk.sequence, start, len(tokens) - start, draws=True)
 
 
-def bucket_of(made: ModelRunner, *chunks: Chunk) -> PromptBucket | None:
+def decode_bucket(made: ModelRunner, chunks: list[Chunk]) -> DecodeBucket | None:
+    """The bucket of decode steps in which a step of these chunks runs."""
+    return made.decode_bucket(StepPlan(chunks), made.inputs(chunks))
+
+
+def prompt_bucket(made: ModelRunner, *chunks: Chunk) -> PromptBucket | None:
     """The bucket of prompts in which a step of these chunks runs."""
-    batches = made.attention_metadata(chunks)
-    return made.prompt_bucket(made.build_step(chunks, batches=batches)[0], batches)
+    return made.prompt_bucket(made.build_step(chunks)[0], made.attention_metadata(chunks))
 
 
 def decode(row: int, tokens: list[int], *blocks: int, unread: bool = False) -> Chunk:
@@ -172,10 +176,10 @@ def test_bucket_sizes_double_up_to_the_first_that_fits_all_rows(
 def test_the_smallest_bucket_that_fits_runs_a_decode_step() -> None:
     made = runner(replay=True, captured=4)
     chunks = [decode(i, [3], 2 + i) for i in range(4)]
-    found = [made.decode_bucket(StepPlan(chunks[:n])) for n in (1, 2, 3, 4)]
+    found = [decode_bucket(made, chunks[:n]) for n in (1, 2, 3, 4)]
     assert [bucket.size for bucket in found if bucket] == [1, 2, 4, 4]
     chunks = [decode(0, [3], 2)] * 5
-    assert made.decode_bucket(StepPlan(chunks)) is None
+    assert decode_bucket(made, chunks) is None
 
 
 def test_a_step_with_a_prompt_or_prompt_logprobs_runs_in_no_bucket() -> None:
@@ -184,28 +188,25 @@ def test_a_step_with_a_prompt_or_prompt_logprobs_runs_in_no_bucket() -> None:
     longer = decode(1, [3, 4, 5], 2)
     prompt = Chunk(longer.sequence, 0, 3, draws=True)
     undrawn = Chunk(longer.sequence, 0, 1, draws=False)
-    assert made.decode_bucket(StepPlan([row])) is not None
-    assert made.decode_bucket(StepPlan([row, prompt])) is None
-    assert made.decode_bucket(StepPlan([row, undrawn])) is None
+    assert decode_bucket(made, [row]) is not None
+    assert decode_bucket(made, [row, prompt]) is None
+    assert decode_bucket(made, [row, undrawn]) is None
     row.sequence.prompt_logprobs = [None]
-    assert made.decode_bucket(StepPlan([row])) is None
+    assert decode_bucket(made, [row]) is None
 
 
 def test_mixed_buckets_are_captured_at_the_first_mixed_step_and_after_a_change() -> None:
     room = Room(2)
     made = runner(replay=True, room=room)
     row = decode(0, [3], 2)
-    assert (
-        made.decode_bucket(StepPlan([row])) is made.decode_buckets.plain[1]
-        and not made.decode_buckets.mixed
-    )
+    assert decode_bucket(made, [row]) is made.decode_buckets.plain[1]
+    assert not made.decode_buckets.mixed
     row.sequence.lease = room.acquire(lora("x")) or NOTHING
-    first = made.decode_bucket(StepPlan([row]))
-    assert first is not None and first is made.decode_buckets.mixed[1] is made.decode_bucket(
-        StepPlan([row])
-    )
+    first = decode_bucket(made, [row])
+    assert first is not None
+    assert first is made.decode_buckets.mixed[1] is decode_bucket(made, [row])
     room.changes += 1
-    assert made.decode_bucket(StepPlan([row])) is not first
+    assert decode_bucket(made, [row]) is not first
 
 
 def test_mixed_buckets_are_captured_one_by_one() -> None:
@@ -214,15 +215,15 @@ def test_mixed_buckets_are_captured_one_by_one() -> None:
     made, rows = runner(replay=True, room=room), [decode(row, [3], 2) for row in range(3)]
     for row in rows:
         row.sequence.lease = room.acquire(lora("x")) or NOTHING
-    first = made.decode_bucket(StepPlan(rows[:1]))
+    first = decode_bucket(made, rows[:1])
     assert made.decode_buckets.mixed == {1: first} and made.decode_buckets.mixed_uncaptured == {
         2,
         4,
     }
-    made.decode_bucket(StepPlan(rows))
+    decode_bucket(made, rows)
     assert [*made.decode_buckets.mixed] == [1, 4] and made.decode_buckets.mixed_uncaptured == {2}
     made.capture()
-    assert made.decode_bucket(StepPlan(rows[:1])) is not first
+    assert decode_bucket(made, rows[:1]) is not first
     assert [*made.decode_buckets.mixed] == [1]
 
 
@@ -231,10 +232,10 @@ def test_lazy_buckets_are_captured_at_the_first_step_of_their_size() -> None:
     made.capture(lazily=True)
     rows = [decode(row, [3], 2) for row in range(4)]
     assert not made.decode_buckets.plain and made.decode_buckets.uncaptured == {1, 2, 4}
-    largest = made.decode_bucket(StepPlan(rows))
+    largest = decode_bucket(made, rows)
     assert largest is made.decode_buckets.plain[4] and made.decode_buckets.uncaptured == {1, 2}
-    assert made.decode_bucket(StepPlan(rows[:1])) is made.decode_buckets.plain[1] is not largest
-    assert made.decode_bucket(StepPlan(rows[:3])) is largest
+    assert decode_bucket(made, rows[:1]) is made.decode_buckets.plain[1] is not largest
+    assert decode_bucket(made, rows[:3]) is largest
     assert made.decode_buckets.uncaptured == {2}
 
 
@@ -242,7 +243,7 @@ def test_a_lazy_bucket_that_cannot_be_captured_is_tried_once() -> None:
     made = runner()
     made.capture(lazily=True)
     row = decode(0, [3], 2)
-    assert made.decode_bucket(StepPlan([row])) is None is made.decode_bucket(StepPlan([row]))
+    assert decode_bucket(made, [row]) is None is decode_bucket(made, [row])
     assert made.decode_buckets.uncaptured == {2, 4} and "numbers" in made.graphs.refused
 
 
@@ -283,17 +284,17 @@ def test_the_smallest_bucket_that_fits_runs_a_step_with_prompts() -> None:
     assert made.prompt_buckets.sizes == [16, 32, 64]
     assert [*made.prompt_buckets.plain] == [64, 32, 16], "the largest is captured first"
     for rows, size in (1, 16), (16, 16), (17, 32), (64, 64), (65, None):
-        bucket = bucket_of(made, prompt(0, [3] * rows, *range(17)))
+        bucket = prompt_bucket(made, prompt(0, [3] * rows, *range(17)))
         assert (bucket and bucket.size) == size, rows
     rows = [decode(i, [3], 2 + i) for i in range(3)]
-    assert bucket_of(made, *rows, prompt(3, [4, 5], 9)) is made.prompt_buckets.plain[16]
-    assert bucket_of(made, *rows, *rows[:1], prompt(3, [4, 5], 9)) is None, "five sequences"
+    assert prompt_bucket(made, *rows, prompt(3, [4, 5], 9)) is made.prompt_buckets.plain[16]
+    assert prompt_bucket(made, *rows, *rows[:1], prompt(3, [4, 5], 9)) is None, "five sequences"
 
 
 def test_a_step_with_media_runs_in_no_bucket_of_prompts() -> None:
     made, chunk = prompt_runner(), prompt(0, [3] * 9, 1, 2, 3)
     batches = made.attention_metadata([chunk])
-    step, _ = made.build_step([chunk], batches=batches)
+    step, _ = made.build_step([chunk])
     assert made.prompt_bucket(step, batches) is not None
     full = [replace(batches[0], full=torch.tensor([1]))]
     assert made.prompt_bucket(step, full) is None
@@ -305,9 +306,9 @@ def test_steps_with_prompts_and_adapters_have_buckets_of_their_own() -> None:
     room = Room(2)
     made = prompt_runner(room=room)
     chunk = prompt(0, [3, 4, 5], 2)
-    plain = bucket_of(made, chunk)
+    plain = prompt_bucket(made, chunk)
     chunk.sequence.lease = room.acquire(lora("x")) or NOTHING
-    mixed = bucket_of(made, chunk)
+    mixed = prompt_bucket(made, chunk)
     assert mixed is made.prompt_buckets.mixed[16] is not plain
     assert mixed is not None
     load(mixed, chunk)
@@ -318,7 +319,7 @@ def test_steps_with_prompts_and_adapters_have_buckets_of_their_own() -> None:
 def test_prompts_run_eagerly_if_the_model_cannot_be_captured() -> None:
     made = prompt_runner(replay=False)
     assert not made.prompt_buckets.plain and "numbers" in made.prompt_buckets.refused
-    assert bucket_of(made, prompt(0, [3, 4, 5], 2)) is None
+    assert prompt_bucket(made, prompt(0, [3, 4, 5], 2)) is None
 
 
 def test_models_with_cross_attention_have_no_buckets_of_prompts() -> None:
