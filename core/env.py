@@ -70,7 +70,7 @@ CACHE = Variable(
     name="OSTRO_CACHE",
     parse=Path,
     default=Path.home() / ".cache/ostro",
-    help="the folder of compiled native kernels",
+    help="the folder of compiled native kernels, and of launch parameters of GPU kernels",
 )
 
 HISTORY = Variable(

@@ -34,6 +34,7 @@ ROOMS = (
     "adapters",
     "architectures",
     "entrypoints/api",
+    "entrypoints/bench",
     "entrypoints/cli",
     "entrypoints/http",
     "entrypoints/http/workers",
@@ -422,6 +423,16 @@ CORE: Mapping[str, Mapping[str, Change]] = {
         "triton-expert-takes-the-next-row": (
             "mine = (lane >= start) & (lane < end)",
             "mine = (lane >= start) & (lane <= end)",
+        ),
+    },
+    "core/ops/launch.py": {
+        "measured-parameters-need-no-candidate": (
+            "entry = table[op, key] = known.get(tuple(entry), default)",
+            "entry = table[op, key] = known.get(tuple(entry), next(iter(known.values())))",
+        ),
+        "other-parameters-leave-the-file": (
+            "merged = {**read(file), **{place",
+            "merged = {**{place",
         ),
     },
     "core/ops/kv_write/triton.py": {
@@ -1213,6 +1224,23 @@ ENTRYPOINTS: Mapping[str, Mapping[str, Change]] = {
         "part-may-be-listed-twice": (
             "if len(set(request.part_ids)) < len(request.part_ids):",
             "if not request.part_ids:",
+        ),
+    },
+    "entrypoints/bench/kernels.py": {
+        "wrong-results-may-be-fast": (
+            "return bool(((result - expected).abs() <= TOLERANCE * most).all())",
+            "return result.shape == expected.shape",
+        ),
+        "gain-shows-once": ("        if least > usual * GAIN:", "        if least > usual:"),
+        "first-calls-only": (
+            "if self.call is not None and len(site.calls) < CALLS:",
+            "if self.call is not None and not site.calls:",
+        ),
+    },
+    "entrypoints/bench/profile.py": {
+        "nested-calls-count-twice": (
+            "self.seconds[name] += elapsed - self.nested",
+            "self.seconds[name] += elapsed",
         ),
     },
     "entrypoints/http/workers/connection.py": {

@@ -35,6 +35,27 @@ class Trace:
         return [b - a for a, b in zip(self.times, self.times[1:], strict=False)]
 
 
+@dataclass(frozen=True, kw_only=True)
+class KernelTime:
+    """The calls of a kernel in one step, and their time in microseconds."""
+
+    name: str
+    calls: float
+    microseconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepProfile:
+    """The kernels of a step, the slowest first."""
+
+    step: str
+    kernels: Sequence[KernelTime]
+
+    @property
+    def microseconds(self) -> float:
+        return sum(kernel.microseconds for kernel in self.kernels)
+
+
 @dataclass
 class Row:
     """Results of one test. Times are in milliseconds, rates in tokens per second.
@@ -42,7 +63,7 @@ class Row:
     `depth` tokens were in the cache before each prompt; they do not count as prefill.
 
     Speculative decoding proposed `drafted_tokens` in `proposals`; `accepted_at` counts the accepted
-    ones by their place in a proposal.
+    ones by their place in a proposal. `profiles` are those of a prompt and of a decode step.
     """
 
     test: str
@@ -63,6 +84,7 @@ class Row:
     drafted_tokens: int = 0
     accepted_at: list[int] = field(default_factory=list)
     depth: int = 0
+    profiles: list[StepProfile] = field(default_factory=list)
 
     def plain(self) -> dict[str, Any]:
         return asdict(self)

@@ -23,7 +23,10 @@ from ostro.entrypoints.cli.options import (
 if TYPE_CHECKING:
     from ostro.core.engine.engine import Engine
     from ostro.core.tokenizer import Tokenizer
-    from ostro.entrypoints.bench.figures import Row
+    from ostro.entrypoints.bench.figures import Row, StepProfile
+
+KERNELS = 20
+"""The most kernels in a table of a profile."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -88,6 +91,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--no-prefix-cache", action="store_true", help="disable the prefix cache")
     add(
+        "--profile",
+        action="store_true",
+        help="list the time of each kernel in a prompt and in a decode step of each test",
+    )
+    add(
         "--url",
         metavar="URL",
         help="measure the server at URL; -m is the name of a model there (default: a local model)",
@@ -107,6 +115,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--depth {args.depth!r}: expected numbers of tokens, such as 0,4096")
     if max(depths) and (args.url or args.with_adapters or args.no_prefix_cache):
         raise UsageError("--depth excludes --url, --with-adapters and --no-prefix-cache")
+    if args.profile and (args.url or args.with_adapters):
+        raise UsageError("--profile excludes --url and --with-adapters")
     if min(args.prompt_tokens, args.tokens, args.runs) < 1:
         raise UsageError("-p, -n and -r must be positive")
     if args.with_adapters is not None and (args.with_adapters < 1 or args.url or args.prompts):
@@ -187,7 +197,7 @@ def local(args: argparse.Namespace, counts: list[int], depths: list[int]) -> lis
         engine.prefix_cache = not args.no_prefix_cache
         if args.with_adapters:
             return cost(args, counts, engine)
-        return [
+        rows = [
             measure(
                 engine,
                 prompt=args.prompt_tokens,
@@ -201,6 +211,21 @@ def local(args: argparse.Namespace, counts: list[int], depths: list[int]) -> lis
             for depth in depths
             for count in counts
         ]
+        if args.profile:
+            add_profiles(rows, engine, args.prompt_tokens)
+        return rows
+
+
+def add_profiles(rows: list[Row], engine: Engine, prompt: int) -> None:
+    """Add the profiles of a prompt and of a decode step to each row, as far as they fit."""
+    from ostro.entrypoints.bench.profile import profile_decode, profile_prompt
+
+    for row in rows:
+        profiles = (
+            profile_prompt(engine, prompt=prompt, depth=row.depth),
+            profile_decode(engine, sequences=row.concurrency, depth=row.depth + prompt),
+        )
+        row.profiles += [profile for profile in profiles if profile is not None]
 
 
 def cost(args: argparse.Namespace, counts: list[int], engine: Engine) -> list[Any]:
@@ -295,6 +320,26 @@ def show(rows: list[Row], name: str) -> None:
     for row in rows:
         if row.proposals:
             console().print(describe_drafts(row))
+        for profile in row.profiles:
+            show_profile(profile)
+
+
+def show_profile(profile: StepProfile) -> None:
+    """Print the slowest kernels of a step."""
+    from rich.table import Table
+
+    from ostro.entrypoints.cli import console
+
+    table = Table("kernel", "calls", "us", "share", title=profile.step)
+    total = profile.microseconds
+    for kernel in profile.kernels[:KERNELS]:
+        calls, time = f"{kernel.calls:g}", kernel.microseconds
+        table.add_row(kernel.name, calls, f"{time:.1f}", f"{time / total:.0%}")
+    if rest := profile.kernels[KERNELS:]:
+        time = sum(kernel.microseconds for kernel in rest)
+        table.add_row(f"{len(rest)} more", "", f"{time:.1f}", f"{time / total:.0%}")
+    table.add_row("all", "", f"{total:.1f}", "")
+    console().print(table)
 
 
 def describe_drafts(row: Row) -> str:

@@ -11,6 +11,8 @@ from ostro.core.errors import UsageError
 from ostro.entrypoints.cli.options import add_model_options, add_reference, parse_settings
 
 if TYPE_CHECKING:
+    from ostro.core.records import Settings
+    from ostro.entrypoints.bench.kernels import KernelTuning
     from ostro.entrypoints.bench.tune import Tuning
 
 STORED = "stored"
@@ -21,8 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.description = (
         "Measure the tokens per second of a model with several formats, KV caches, numbers of "
-        "threads and numbers of sequences. Ctrl-C ends it with what is known. `ostro fit` "
-        "estimates instead of measuring, and `ostro quality` measures what a format loses."
+        "threads and numbers of sequences, or, with --kernels, the launch parameters of its GPU "
+        "kernels. Ctrl-C ends it with what is known. `ostro fit` estimates instead of measuring, "
+        "and `ostro quality` measures what a format loses."
     )
     add_reference(parser)
     add_model_options(parser)
@@ -58,6 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write the fastest options as a file for `ostro serve --config` (default: none)",
     )
+    add(
+        "--kernels",
+        action="store_true",
+        help="measure tile sizes and other launch parameters of the model's GPU kernels, and keep "
+        "the fastest for all later runs on this kind of GPU",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -68,6 +77,10 @@ def run(args: argparse.Namespace) -> int:
     from ostro.entrypoints.cli.stages import stages
 
     settings = parse_settings(args)
+    if not args.seconds > 0:
+        raise UsageError(f"--seconds {args.seconds}: expected a positive number")
+    if args.kernels:
+        return run_kernels(args, settings)
     counts = parse_streams(args.streams)
     formats = [None if word == STORED else word for word in parse_words("--formats", args.formats)]
     kv_dtypes = parse_words("--kv-dtypes", args.kv_dtypes)
@@ -75,8 +88,6 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--quant: use --formats, which lists the formats to measure")
     if settings.kv_dtype != "auto":
         raise UsageError("--kv-dtype: use --kv-dtypes, which lists the dtypes to measure")
-    if not args.seconds > 0:
-        raise UsageError(f"--seconds {args.seconds}: expected a positive number")
     if args.write is not None and args.write.exists():
         raise UsageError(f"--write {args.write}: the file exists; remove it or name another")
     if args.write is not None and not args.write.parent.is_dir():
@@ -94,6 +105,84 @@ def run(args: argparse.Namespace) -> int:
     if args.write is not None:
         write(args.write, tuner.found, args.plugin)
     return 0
+
+
+SWEEP = {"formats": "stored,q8_0", "kv_dtypes": "auto", "streams": "4,16", "write": None}
+"""The options that `--kernels` excludes, with their defaults."""
+
+
+def run_kernels(args: argparse.Namespace, settings: Settings) -> int:
+    """Measure the kernels of a model, print a table and write the file of the GPU.
+
+    Raises UsageError for other options of this command and for a model that does not run on a GPU.
+    """
+    from ostro.core.ops.launch import file_of, write
+    from ostro.core.plugins.manager import PluginManager
+    from ostro.entrypoints.bench.kernels import KernelTuner, opened
+    from ostro.entrypoints.cli.stages import stages
+
+    for name, default in SWEEP.items():
+        if getattr(args, name) != default:
+            option = "--" + name.replace("_", "-")
+            raise UsageError(f"{option}: --kernels measures one model with its options")
+    gpu = gpu_name(settings)
+    plugins = PluginManager()
+    plugins.load(settings, args.plugin)
+    with stages() as progress, opened(settings, plugins, progress) as engine:
+        tuner = KernelTuner(engine, seconds=args.seconds, progress=progress)
+        try:
+            tuner.run()
+        except KeyboardInterrupt:
+            print("ostro: interrupted; these measurements are complete", file=sys.stderr)
+    if not tuner.found.chosen:
+        raise UsageError(
+            "nothing was measured: --seconds is too short, or no kernel of this model has launch "
+            "parameters"
+        )
+    show_kernels(tuner.found)
+    write(file_of(gpu), gpu, tuner.found.chosen)
+    print(f"written to {file_of(gpu)}")
+    return 0
+
+
+def gpu_name(settings: Settings) -> str:
+    """The name of the GPU that the settings choose. Raises UsageError if it is another device."""
+    import torch
+
+    from ostro.core.device import choose_device
+
+    device = choose_device(settings.device)
+    if device.type != "cuda":
+        raise UsageError(
+            f"--kernels measures kernels of a GPU, and the device is {device}; on a CPU, use "
+            "`ostro tune` without --kernels"
+        )
+    return torch.cuda.get_device_name(device)
+
+
+def show_kernels(found: KernelTuning) -> None:
+    """Print a table of the steps: their kernels and the time of the measured calls."""
+    from rich.table import Table
+
+    from ostro.entrypoints.cli import console
+
+    table = Table("step", "calls", "changed", "default, us", "fastest, us", "ratio")
+    for name, results in found.steps.items():
+        if results:
+            before = sum(each.default_seconds for each in results)
+            after = sum(each.seconds for each in results)
+            table.add_row(
+                name,
+                str(len(results)),
+                str(sum(each.changed for each in results)),
+                f"{1e6 * before:.0f}",
+                f"{1e6 * after:.0f}",
+                f"{after / before:.2f}",
+            )
+    out = console()
+    out.print(table)
+    if not found.complete:
+        out.print("Not all steps were measured; --seconds gives more time.")
 
 
 def parse_words(option: str, text: str) -> list[str]:

@@ -7,13 +7,16 @@ of weights. A code's magnitude, shifted to the top of a float16 mantissa, is its
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import product
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ostro.ops import GroupedTile as Tile
-from ostro.ops import dense_rows, target_family
+from ostro.ops import dense_rows, launch_parameters, row_class, target_family
 
 SMALL_TILE = Tile(rows=16, columns=32, depth=256, starts=1, warps=4, stages=4)
 LARGE_TILE = Tile(rows=64, columns=64, depth=128, starts=64, warps=4, stages=2)
@@ -24,7 +27,24 @@ def grouped_matmul(x: Tensor, q: Tensor, e: Tensor, expert_of_row: Tensor) -> Te
     is_large = x.shape[0] >= SMALL_TILE.rows * q.shape[0]
     # The large tile spills registers there.
     fits = x.dtype.itemsize == 2 and target_family() not in ("sm_75", "gfx1100")
-    return launch(x, q, e, expert_of_row, LARGE_TILE if is_large and fits else small_tile())
+    tile = LARGE_TILE if is_large and fits else small_tile()
+    if fits:
+        key = (str(x.dtype), *e.shape, row_class(x.shape[0]))
+        candidates = partial(candidate_tiles, x.shape[0] // q.shape[0])
+        tile = launch_parameters("grouped mxfp4", key, tile, candidates)
+    return launch(x, q, e, expert_of_row, tile)
+
+
+def candidate_tiles(rows_per_expert: int) -> list[Tile]:
+    """The tiles that may be faster for so many rows of each expert."""
+    rows = [size for size in (16, 32, 64) if size <= max(16, 2 * rows_per_expert)]
+    sizes = product(rows[-2:], (32, 64, 128), (128, 256), (4, 8), (2, 3, 4))
+    return [
+        Tile(m, n, depth, 1 if m == 16 else m, warps, stages)
+        for m, n, depth, warps, stages in sizes
+        # Unpacked weights take registers: four warps have at most 4096 of an iteration.
+        if n * depth <= 4096 * warps
+    ]
 
 
 def grouped_matmul_deterministic(x: Tensor, q: Tensor, e: Tensor, expert_of_row: Tensor) -> Tensor:

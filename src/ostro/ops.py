@@ -29,6 +29,7 @@ from ostro.core.ops.attention.tiles import target_family
 from ostro.core.ops.kv_write.naive import kv_write as naive_kv_write
 from ostro.core.ops.kv_write.scaled import LIMITS as SCALED_LIMITS
 from ostro.core.ops.kv_write.scaled import Scaled
+from ostro.core.ops.launch import launch_parameters, row_class
 from ostro.core.ops.moe_route import RoutingRule
 from ostro.core.ops.rms_norm.naive import rms_norm as naive_rms_norm
 from ostro.core.ops.rope.naive import rope as naive_rope
@@ -81,6 +82,7 @@ __all__ = [
     "equal_length_runs",
     "grouped_matmul",
     "kv_write",
+    "launch_parameters",
     "locate_sequence",
     "moe_route",
     "naive_kv_write",
@@ -91,6 +93,7 @@ __all__ = [
     "rope",
     "rope_frequencies",
     "rope_table",
+    "row_class",
     "sample",
     "scan",
     "softplus",

@@ -68,6 +68,12 @@ def bench(name: str, seconds: int, *options: str) -> Item:
     return Item(name, seconds, [*BENCH.split(), *options])
 
 
+def tune(seconds: int, *options: str) -> Item:
+    words = "-m ostro tune --kernels --dummy-weights llama-8b --device cuda --dtype bfloat16"
+    arguments = [*words.split(), "--context", "4096", "--seconds", str(seconds), *options]
+    return Item("tune-" + (options[-1] if options else "bf16"), seconds + 90, arguments)
+
+
 def measure(seconds: int, *sections: str) -> Item:
     arguments = ["-m", "gpu.measure", *sections, "--seconds", str(seconds)]
     return Item(f"measure-{sections[-1]}", len(sections) * seconds + 60, arguments)
@@ -84,6 +90,7 @@ CALLS: dict[int, list[list[Item]]] = {
             Item.tests("ops", 90, 4, "tests/gpu/test_ops.py"),
             Item.tests("products", 130, 10, "tests/gpu/test_products.py"),
             Item.tests("loop", 130, 3, "tests/gpu/test_loop.py"),
+            Item.tests("tuning", 130, 1, "tests/gpu/test_tuning.py"),
         ],
         [bench("bench-bf16", 140, "--concurrency", "1,8,32")],
     ],
@@ -99,6 +106,8 @@ CALLS: dict[int, list[list[Item]]] = {
         [bench("bench-bf16", 100, "--concurrency", "1,8,32")],
         [bench("bench-q4_k", 100, "--concurrency", "1,8,32", "--quant", "q4k")],
         [measure(45, "roof", "products")],
+        [tune(120, "--quant", "q4k")],
+        [bench("bench-q4_k-tuned", 100, "--concurrency", "1,8,32", "--quant", "q4k", "--profile")],
         [bench("bench-fp8", 100, "--concurrency", "1,8,32", "--quant", "fp8")],
         [bench("bench-q8_0", 100, "--concurrency", "1,8,32", "--quant", "q8_0")],
         [measure(12, "attention", "latent", "moe", "lora", "sample")],

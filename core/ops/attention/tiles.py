@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from functools import cache
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -115,3 +116,12 @@ def choose_tiles(
     if width & (width - 1) and place in TAILS:
         return TAILS[place]
     return TILES[family][wide][at]
+
+
+def candidate_tiles(tiles: Tiles, wide: bool) -> list[Tiles]:
+    """The tiles that may be faster than these; `wide` as in `choose_tiles`."""
+    rows = (64, 128) if wide else (tiles.rows,)
+    keys = (32, 64, 128)
+    warps = (4, 8) if wide else (2, 4, 8)
+    sizes = product(rows, keys, warps, (2, 3, 4))
+    return [Tiles(*size) for size in sizes if not (wide and size[1] == 128 and size[3] == 4)]

@@ -21,8 +21,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ostro.core.errors import Unsupported
-from ostro.core.ops.attention.tiles import Tiles, choose_tiles, target_family
+from ostro.core.ops.attention.tiles import Tiles, candidate_tiles, choose_tiles, target_family
 from ostro.core.ops.kv_write.scaled import Scaled, parts_of
+from ostro.core.ops.launch import launch_parameters, row_class
 
 if TYPE_CHECKING:
     from ostro.core.ops.attention import AttentionMetadata
@@ -160,6 +161,11 @@ def plan_launch(
     sequences, group, single = batch.lengths.shape[0], h // kv, batch.max_queries == 1
     wide = deterministic or group * batch.max_queries > 16
     tiles = choose_tiles(family, q.dtype, k_cache.dtype, max(d, dv), wide)
+    if not deterministic and q.dtype != torch.float32:
+        sizes = row_class(sequences) if single else 0, row_class(batch.max_queries)
+        key = (str(q.dtype), str(k_cache.dtype), d, dv, group, kv, *sizes)
+        candidates = partial(candidate_tiles, tiles, wide)
+        tiles = launch_parameters("attention", key, tiles, candidates)
     heads = min(group, tiles.rows)
     head_blocks = kv * triton.cdiv(group, heads)
     # An upper bound from shapes alone: each sequence may end in one partial block.

@@ -8,6 +8,8 @@ concurrently. For many rows, a tile has one program that loops over its runs.
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -16,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ostro.core.ops.attention.tiles import target_family
+from ostro.core.ops.launch import launch_parameters, row_class
 from ostro.core.ops.rows import check_contiguous, dense_rows
 
 
@@ -41,7 +44,23 @@ def grouped(x: Tensor, weight: Tensor, expert_of_row: Tensor) -> Tensor:
     many = x.shape[0] >= FEW.rows * weight.shape[0]
     # Without tensor cores, or with loads of single elements, the large tile spills registers.
     fits = x.dtype.itemsize == 2 and x.shape[1] % 16 == 0 and target_family() != "sm_75"
-    return launch(x, weight, expert_of_row, MANY if many and fits else FEW)
+    tile = MANY if many and fits else FEW
+    if fits:
+        key = (str(x.dtype), *weight.shape, row_class(x.shape[0]))
+        candidates = partial(candidate_tiles, x.shape[0] // weight.shape[0])
+        tile = launch_parameters("grouped_matmul", key, tile, candidates)
+    return launch(x, weight, expert_of_row, tile)
+
+
+def candidate_tiles(rows_per_expert: int) -> list[Tile]:
+    """The tiles that may be faster for so many rows of each expert."""
+    rows = [size for size in (16, 32, 64, 128) if size <= max(16, 2 * rows_per_expert)]
+    sizes = product(rows[-2:], (32, 64, 128), (64, 128), (4, 8), (2, 3, 4))
+    return [
+        Tile(m, n, depth, 1 if m == 16 else m, warps, stages)
+        for m, n, depth, warps, stages in sizes
+        if (warps == 8) == (m * n >= 8192)  # the largest tiles need the registers of eight warps
+    ]
 
 
 def grouped_deterministic(x: Tensor, weight: Tensor, expert_of_row: Tensor) -> Tensor:

@@ -7,6 +7,8 @@ shared memory for both products. `merge` of `ops.attention` combines the splits.
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +18,7 @@ from torch import Tensor
 
 from ostro.core.ops.attention.tiles import Tiles, target_family
 from ostro.core.ops.attention.triton import LOG2E, TENSOR_FLOAT, attention, locate, merge
+from ostro.core.ops.launch import launch_parameters, row_class
 
 if TYPE_CHECKING:
     from ostro.core.ops.attention import AttentionMetadata
@@ -50,8 +53,11 @@ def latent_attention(
     dense = q.stride(-1) == k_cache.stride(-1) == 1 and k_cache.dtype == q.dtype
     if family not in TILES or not dense or batch.full is not None:
         return attention(q, k_cache, v_cache, batch, scale)
-    tiles = TILES[family][many]
     single, sequences = batch.max_queries == 1, batch.lengths.shape[0]
+    sizes = row_class(sequences) if single else 0, row_class(batch.max_queries)
+    key = (str(q.dtype), d, rank, h, *sizes)
+    candidates = partial(candidate_tiles, many)
+    tiles = launch_parameters("latent_attention", key, TILES[family][many], candidates)
     heads = min(h, tiles.rows)
     block_q, head_blocks = tiles.rows // heads, triton.cdiv(h, heads)
     blocks = sequences if single else rows // block_q + sequences
@@ -85,6 +91,12 @@ def latent_attention(
             DV=rank, VALUE=rank, SINKS=False, **shared,
         )  # fmt: skip
     return out
+
+
+def candidate_tiles(many: bool) -> list[Tiles]:
+    """The tiles that may be faster, for 16 pairs of row and head or for more."""
+    rows, keys = ((32, 64), (16, 32, 64)) if many else ((16,), (16, 32, 64))
+    return [Tiles(*size) for size in product(rows, keys, (4, 8), (1, 2, 3))]
 
 
 @triton.jit(do_not_specialize=["sequences", "table_row"])

@@ -20,15 +20,14 @@ from torch import Tensor
 
 from ostro.ops import dense_rows
 from ostro.quant.planes.quant_matmul.gemv import quantized
-from ostro.quant.planes.quant_matmul.tiles import Tile, assembler, gemv_block, split_k, tile
+from ostro.quant.planes.quant_matmul.tiles import Tile, assembler, gemv_block, split_k
 from ostro.quant.planes.quant_matmul.unpack import half_weights, tile_rows, tile_weights
 from ostro.quant.planes.quant_matmul.weight import TritonWeight
 
 
-def matmul(x: Tensor, weight: TritonWeight, *, quantize: bool) -> Tensor:
+def matmul(x: Tensor, weight: TritonWeight, block: Tile, *, quantize: bool) -> Tensor:
     """x [t, k] -> [t, n]; `quantize` rounds x as `naive.quantize_activations` does."""
     rows, n, cells = len(x), weight.n, weight.cells
-    block = tile(weight, rows)
     tiles = triton.cdiv(rows, block.m), triton.cdiv(n, block.n)
     split = split_k(tiles[0] * tiles[1], cells, block)
     y = torch.empty(split, rows, n, dtype=x.dtype if split == 1 else torch.float32, device=x.device)
@@ -50,12 +49,11 @@ def sum_parts(parts: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def grouped_matmul(
-    x: Tensor, weight: TritonWeight, expert_of_row: Tensor, *, quantize: bool
+    x: Tensor, weight: TritonWeight, block: Tile, expert_of_row: Tensor, *, quantize: bool
 ) -> Tensor:
     """As `matmul`, each row with its expert's matrix; expert_of_row [t] is ascending."""
     rows, n, cells = len(x), weight.n, weight.cells
     y = torch.empty(rows, n, dtype=x.dtype, device=x.device)
-    block = tile(weight, rows // weight.matrices)
     # With small tiles, one program per row, so that the experts of a tile are read concurrently.
     starts = 1 if block.m == 16 else block.m
     half, factors = to_half(x, quantize=quantize)

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ostro.ops import dense_rows
-from ostro.quant.planes.quant_matmul.tiles import GemvBlock, assembler, gemv_block
+from ostro.quant.planes.quant_matmul.tiles import GemvBlock, assembler
 from ostro.quant.planes.quant_matmul.unpack import (
     cell_words,
     dot4,
@@ -31,46 +31,55 @@ from ostro.quant.planes.quant_matmul.weight import TritonWeight
 Quantized = tuple[Tensor, Tensor, Tensor]
 
 
-def integers(
-    x: Tensor, weight: TritonWeight, expert_of_row: Tensor | None = None, rows: int = 1
+def multiply(
+    x: Tensor,
+    weight: TritonWeight,
+    block: GemvBlock,
+    expert_of_row: Tensor | None = None,
+    *,
+    quantize: bool,
 ) -> Tensor:
-    """x [t, k] -> [t, n]; `rows` rows of x per program (one if rows have experts)."""
+    """x [t, k] -> [t, n]; a block has one row of x if rows have experts."""
+    run = integers if quantize else floats
+    return run(x, weight, block, expert_of_row)
+
+
+def integers(
+    x: Tensor, weight: TritonWeight, block: GemvBlock, expert_of_row: Tensor | None
+) -> Tensor:
+    """See `multiply`; quantizes x."""
     q, scales, sums = quantize_to_integers(x, weight)
     y = torch.empty(len(x), weight.n, dtype=x.dtype, device=x.device)
     tensors = (weight.tensors, q.view(torch.int32), scales, sums, y, expert_of_row)
     sizes = (len(x), weight.n, weight.cells)
-    block = gemv_block(weight, rows, floats=False)
     if len(x):
-        integers_kernel[grid(y, rows, block)](
-            *tensors, *sizes, LAYOUT=weight.layout, ASM=assembler(), **launch(rows, block)
+        integers_kernel[grid(y, block)](
+            *tensors, *sizes, LAYOUT=weight.layout, ASM=assembler(), **launch(block)
         )
     return y
 
 
 def floats(
-    x: Tensor, weight: TritonWeight, expert_of_row: Tensor | None = None, rows: int = 1
+    x: Tensor, weight: TritonWeight, block: GemvBlock, expert_of_row: Tensor | None
 ) -> Tensor:
-    """As `integers`, without quantizing x."""
+    """See `multiply`; keeps x in its dtype."""
     x = dense_rows(x)
     y = torch.empty(len(x), weight.n, dtype=x.dtype, device=x.device)
     tensors = (weight.tensors, x, y, expert_of_row)
     sizes = (len(x), weight.n, weight.cells, x.stride(0))
-    block = gemv_block(weight, rows, floats=True)
     if len(x):
-        floats_kernel[grid(y, rows, block)](
-            *tensors, *sizes, LAYOUT=weight.layout, **launch(rows, block)
-        )
+        floats_kernel[grid(y, block)](*tensors, *sizes, LAYOUT=weight.layout, **launch(block))
     return y
 
 
-def grid(y: Tensor, rows: int, block: GemvBlock) -> tuple[int]:
-    return (triton.cdiv(y.shape[0], rows) * triton.cdiv(y.shape[1], block.rows),)
+def grid(y: Tensor, block: GemvBlock) -> tuple[int]:
+    return (triton.cdiv(y.shape[0], block.x_rows) * triton.cdiv(y.shape[1], block.rows),)
 
 
-def launch(rows: int, block: GemvBlock) -> dict[str, int]:
+def launch(block: GemvBlock) -> dict[str, int]:
     # Only the explicit tl.fma calls are fused, so that the bits do not depend on ROWS.
     return {
-        "ROWS": rows,
+        "ROWS": block.x_rows,
         "BLOCK_N": block.rows,
         "CELLS": block.cells,
         "num_warps": block.warps,

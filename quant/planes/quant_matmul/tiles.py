@@ -1,24 +1,23 @@
-"""Tile sizes of the Triton matrix products with quantized weights, per kind of GPU.
+"""Programs of the Triton matrix products with quantized weights, per kind of GPU.
 
-A file `configs/<name of the GPU>.json` overrides fields of `Tuning` with measured values; without
-one, the defaults here apply. It is read once per GPU.
+A product of some rows has a `Plan`: blocks of the vector kernel, tiles, or a dense product with the
+dequantized weight. The defaults of each family of GPUs are here; `ostro tune --kernels` measures
+the alternatives on one GPU.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from functools import cache
-from pathlib import Path
-from typing import Any, NamedTuple
+from functools import partial
+from itertools import product
+from typing import NamedTuple, TypeAlias
 
 import torch
 import triton
+from torch import Tensor
 
-from ostro.ops import target_family
+from ostro.ops import launch_parameters, row_class, target_family
 from ostro.quant.planes.quant_matmul.weight import TritonWeight
-
-CONFIGS = Path(__file__).parent / "configs"
 
 
 class Tile(NamedTuple):
@@ -84,32 +83,32 @@ LONG = 256
 
 
 class GemvBlock(NamedTuple):
-    """A program of a vector kernel: rows of the weight, cells of each per step, warps."""
+    """A program of a vector kernel: rows of x and of the weight, cells of each per step, warps."""
 
+    x_rows: int
     rows: int
     cells: int
     warps: int
 
 
-def read_config(name: str) -> dict[str, Any]:
-    """The measured values of the GPU of that name ("NVIDIA H200"); empty without a file."""
-    path = CONFIGS / f"{name.lower().replace(' ', '_')}.json"
-    config: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-    return config
+class Dequantize(NamedTuple):
+    """A dense product with parts of the dequantized weight, of at most so many elements."""
+
+    elements: int = 1 << 27
+
+
+Plan: TypeAlias = GemvBlock | Tile | Dequantize
+"""How a product runs."""
 
 
 def tuning() -> Tuning:
     """The tuning of the current GPU."""
-    # A current GPU is known once a tensor is on one; asking earlier would create a context.
-    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
-    return tuning_of(target_family(), device)
+    return tuning_of(target_family())
 
 
-@cache
-def tuning_of(family: str, device: int | None) -> Tuning:
-    """The tuning of a family of GPUs, with the measured values of the device."""
-    config = {} if device is None else read_config(torch.cuda.get_device_name(device))
-    return FAMILIES.get(family, Tuning())._replace(**config)
+def tuning_of(family: str) -> Tuning:
+    """The tuning of a family of GPUs."""
+    return FAMILIES.get(family, Tuning())
 
 
 def assembler() -> str:
@@ -123,21 +122,124 @@ def tensor_cores(dtype: torch.dtype) -> bool:
     return dtype.itemsize == 2 and target_family() != "sm_75"
 
 
-def gemv_block(weight: TritonWeight, rows: int, *, floats: bool) -> GemvBlock:
-    """The program size for `rows` rows of x: a lane has one cell of each row at a time.
+def gemv_block(weight: TritonWeight, x_rows: int, *, floats: bool) -> GemvBlock:
+    """The program size for `x_rows` rows of x: a lane has one cell of each row at a time.
 
     The sizes are the fastest on an H200: many programs of one warp, with a single row of the weight
     where it is long.
     """
-    warp = 64 if target_family() == "gfx942" else 32
+    warp = warp_size()
     if floats:
         cells = min(128, max(warp, triton.next_power_of_2(weight.cells)))
-        return GemvBlock(rows=2, cells=cells, warps=cells // warp)
-    return GemvBlock(rows=1 if rows <= 2 and weight.cells > LONG else 2, cells=warp, warps=1)
+        return GemvBlock(x_rows, rows=2, cells=cells, warps=cells // warp)
+    rows = 1 if x_rows <= 2 and weight.cells > LONG else 2
+    return GemvBlock(x_rows, rows, cells=warp, warps=1)
+
+
+def warp_size() -> int:
+    return 64 if target_family() == "gfx942" else 32
 
 
 TABLE_ROWS = 32
 """The most rows of x of a tile of weights with a table of floats, which takes many registers."""
+
+
+def matmul_plan(weight: TritonWeight, x: Tensor, *, quantize: bool) -> Plan:
+    """How x [t, k] is multiplied; `quantize` as in `gemm.matmul`."""
+    rows = len(x)
+    key = (*weight_key(weight), row_class(rows), str(x.dtype), quantize)
+    plan = default_plan(weight, rows, x.dtype, quantize=quantize)
+    candidates = partial(candidate_plans, weight, rows, x.dtype, quantize=quantize)
+    return launch_parameters("quant_matmul", key, plan, candidates)
+
+
+def default_plan(weight: TritonWeight, rows: int, dtype: torch.dtype, *, quantize: bool) -> Plan:
+    config = tuning()
+    vectors = config.float_rows if not quantize and tensor_cores(dtype) else config.gemv_rows
+    if rows <= vectors:
+        most = config.gemv_block_rows if quantize else config.float_rows
+        return gemv_block(weight, block_rows(rows, most), floats=not quantize)
+    if rows <= tile_limit(weight) and tensor_cores(dtype):
+        return tile(weight, rows)
+    return Dequantize()
+
+
+def grouped_plan(weight: TritonWeight, x: Tensor, *, quantize: bool) -> GemvBlock | Tile:
+    """As `matmul_plan`, for x [t, k] whose rows have experts."""
+    rows = len(x)
+    key = (*weight_key(weight), weight.matrices, row_class(rows), str(x.dtype), quantize)
+    # Row by row if most experts have at most one row of x.
+    few = rows <= max(tuning().gemv_rows, weight.matrices // 2)
+    by_rows = few or not tensor_cores(x.dtype)
+    plan: GemvBlock | Tile = (
+        gemv_block(weight, 1, floats=not quantize)
+        if by_rows
+        else tile(weight, rows // weight.matrices)
+    )
+
+    def candidates() -> list[GemvBlock | Tile]:
+        tiles = candidate_tiles(weight, rows // weight.matrices, x.dtype)
+        return [*candidate_blocks(weight, 1, floats=not quantize), *tiles]
+
+    return launch_parameters("grouped quant_matmul", key, plan, candidates)
+
+
+def weight_key(weight: TritonWeight) -> tuple[object, ...]:
+    return weight.layout, weight.n, weight.cells
+
+
+def candidate_plans(
+    weight: TritonWeight, rows: int, dtype: torch.dtype, *, quantize: bool
+) -> list[Plan]:
+    """The plans that may be faster than the default: those near it in size."""
+    plans: list[Plan] = []
+    if rows <= MOST_VECTORS:
+        plans += candidate_blocks(weight, rows, floats=not quantize)
+    if rows > FEWEST_TILED:
+        plans += candidate_tiles(weight, rows, dtype)
+    if rows > MOST_VECTORS:
+        plans.append(Dequantize())
+    return plans
+
+
+MOST_VECTORS = 16
+"""The most rows of x of which the vector kernel is a candidate."""
+FEWEST_TILED = 4
+"""Rows of x beyond which tiles are candidates."""
+
+
+def candidate_blocks(weight: TritonWeight, rows: int, *, floats: bool) -> list[GemvBlock]:
+    warp = warp_size()
+    largest = block_rows(rows, 4 if floats else 8)
+    x_rows = [size for size in (1, 2, 4, 8) if largest // 2 <= size <= largest]
+    sizes = [(1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (1, 4), (2, 4)]
+    return [
+        GemvBlock(many, n, cells=warps * warp, warps=warps)
+        for many, (n, warps) in product(x_rows, sizes)
+        if n * many <= 16 and (warps == 1 or (warps - 1) * warp < weight.cells)
+    ]
+
+
+def candidate_tiles(weight: TritonWeight, rows: int, dtype: torch.dtype) -> list[Tile]:
+    if not tensor_cores(dtype):
+        return []
+    largest = max(16, min(256, triton.next_power_of_2(rows)))
+    if weight.tensors.table is not None:
+        largest = min(largest, TABLE_ROWS)
+    widths = [m for m in (16, 32, 64, 128, 256) if largest // 2 <= m <= largest]
+    shapes = [(64, 4, 4), (64, 8, 4), (128, 4, 8), (128, 8, 8)]
+    tiles = [
+        Tile(m, n, cells, warps, stages, programs)
+        for m, (n, cells, warps), stages, programs in product(widths, shapes, (2, 3), (132, 512))
+        # A large tile has more accumulators than four warps have registers.
+        if m * n <= 64 * 128 * warps // 4 and not (cells == 8 and (m > 64 or stages == 3))
+    ]
+    return list(dict.fromkeys(supported(weight, size) for size in tiles))
+
+
+def block_rows(rows: int, limit: int) -> int:
+    """Rows of x per program: the next power of two, at most `limit`."""
+    return min(limit, 1 << max(rows - 1, 0).bit_length())
 
 
 def tile_limit(weight: TritonWeight) -> int:
@@ -151,7 +253,11 @@ def tile(weight: TritonWeight, rows: int) -> Tile:
     if weight.tensors.table is not None:
         tiles = [size for size in tiles if size.m <= TABLE_ROWS]
     size = next((size for size in tiles if size.m >= rows), tiles[-1])
-    # Values of other codes are computed in float32, in twice the registers.
+    return supported(weight, size)
+
+
+def supported(weight: TritonWeight, size: Tile) -> Tile:
+    """The tile, or a smaller one where values of codes take twice the registers, in float32."""
     return size if weight.layout.bytes else size._replace(cells=4, stages=2)
 
 

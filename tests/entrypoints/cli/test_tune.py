@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 
 from ostro.core.errors import InsufficientMemory
+from ostro.core.ops import launch
+from ostro.core.ops.attention.tiles import Tiles
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 from ostro.entrypoints.bench import tune
+from ostro.entrypoints.bench.kernels import KernelTuner, Result, Site
 from ostro.entrypoints.bench.tune import Tuner, Tuning
 
 SPEED = {None: 10.0, "q8_0": 20.0, "q4k": 15.0}
@@ -132,3 +135,58 @@ def test_interrupt_prints_what_is_known(
 def test_bad_options(ostro: Any, tuner: Callable[..., Tuner], words: str) -> None:
     ran = ostro("tune", *words.split())
     assert ran.code == 2 and words.split()[0] in ran.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--formats", "q8_0"], ["--kv-dtypes", "int8"], ["--streams", "2"], ["--write", "x.toml"]],
+    ids=lambda words: words[0],
+)
+def test_kernels_are_measured_alone(ostro: Any, tiny: str, words: list[str]) -> None:
+    ran = ostro("tune", tiny, "--kernels", *words)
+    assert ran.code == 2 and f"{words[0]}: --kernels measures one model" in ran.err
+
+
+def test_kernels_of_a_cpu_have_no_launch_parameters(ostro: Any, tiny: str) -> None:
+    ran = ostro("tune", tiny, "--kernels", "--device", "cpu")
+    assert ran.code == 2 and "--kernels measures kernels of a GPU" in ran.err
+
+
+def test_kernels(ostro: Any, tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what an engine on a GPU would have measured."""
+    monkeypatch.setenv("OSTRO_CACHE", str(tmp_path))
+    monkeypatch.setattr("ostro.entrypoints.cli.tune.gpu_name", lambda settings: "NVIDIA X1")
+    words = ["tune", tiny, "--kernels", "--device", "cpu", "--context", "64"]
+    ran = ostro(*words)
+    assert ran.code == 2 and "no kernel of this model has launch parameters" in ran.err
+
+    site = Site("product", ("bf16", 1), Tiles(16, 32, 4, 2), lambda: [])
+    results = [Result(site, Tiles(16, 64, 4, 2), 2e-3, 1e-3, tried=3)]
+
+    def run(tuner: KernelTuner) -> None:
+        tuner.found.steps["prompt of 16"] = results
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(KernelTuner, "run", run)
+    ran = ostro(*words)
+    file = tmp_path / "kernels" / "nvidia_x1.json"
+    assert ran.code == 0 and str(file) in ran.out.replace("\n", "")
+    assert "interrupted" in ran.err and "Not all steps were measured" in ran.out
+    row = next(line for line in ran.out.splitlines() if "prompt of 16" in line)
+    assert [word for word in row.split() if word[0].isdigit()] == [
+        "16",
+        "1",
+        "1",
+        "2000",
+        "1000",
+        "0.50",
+    ]
+    assert launch.read(file) == {("product", ("bf16", 1)): ["Tiles", 16, 64, 4, 2]}
+
+
+def test_kernels_with_fixed_parameters_are_not_measured(
+    ostro: Any, tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ostro.entrypoints.cli.tune.gpu_name", lambda settings: "NVIDIA X1")
+    ran = ostro("tune", tiny, "--kernels", "--device", "cpu", "--deterministic")
+    assert ran.code == 2 and "--deterministic have fixed launch parameters" in ran.err

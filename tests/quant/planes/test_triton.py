@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import cycle
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from triton import jit
 
 from ostro.core.ops import Op, Target
+from ostro.core.ops.launch import asking
 from ostro.plugins.conformance.kernels import DEVICE, poison
 from ostro.quant.planes.planes import WIDTHS, Planes, pack_codes
 from ostro.quant.planes.quant_matmul import (
@@ -266,11 +265,9 @@ def test_x_in_the_order_of_tiles() -> None:
         assert_near(back[row, :160] * factors[row], x[row], 3e-3)
 
 
-def test_many_rows_are_multiplied_dense(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiles, "tuning_of", lambda *_: tiles.Tuning(gemm_rows=8))
-    monkeypatch.setattr(kernels, "WORKSPACE", 96 * 4)
+def test_many_rows_are_multiplied_dense() -> None:
     made, x = planes(n=9, bits=4, group=32, zero=8), some_rows(11, 96)
-    with poison():
+    with poison(), asking(lambda *_: tiles.Dequantize(elements=96 * 4)):
         rounded, exact = kernels.matmul(x, made), kernels.matmul_exact(x, made)
     assert_near(rounded, truth_of(x, made, True), 1e-5)
     assert_near(exact, truth_of(x, made, False), 1e-5)
@@ -415,15 +412,39 @@ def test_which_tables_are_integers() -> None:
     assert weight.integer_table(torch.arange(256.0))[0] is None
 
 
-def test_config_files_override_the_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = {"gemv_rows": 2, "tiles": [[16, 64, 8, 4, 2, 132]]}
-    (tmp_path / "nvidia_x1.json").write_text(json.dumps(config))
-    monkeypatch.setattr(tiles, "CONFIGS", tmp_path)
-    names = {0: "NVIDIA X1", 1: "NVIDIA X2"}
-    monkeypatch.setattr(torch.cuda, "get_device_name", names.get)
-    tuned, plain = (tiles.tuning_of.__wrapped__("sm_90", device) for device in names)
-    assert tuned == plain._replace(**config)
-    assert plain == tiles.tuning_of("sm_90", None)
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("name", ["4 bits, super scales", "6 bits", "8 bits, float table", "e4m3"])
+@pytest.mark.parametrize("rows", [1, 2, 7, 16, 40])
+def test_all_candidates_compute_the_same(name: str, rows: int) -> None:
+    """Those of products with and without experts, also where a program exceeds the weight."""
+    made, stack = (planes(n=5, **KINDS[name], lead=lead) for lead in ((), (2,)))
+    x, experts = some_rows(rows, 96, HALF), torch.arange(rows, device=DEVICE) * 2 // rows
+    cases = [(kernels.matmul, (x, made)), (kernels.grouped_matmul, (x, stack, experts))]
+    for multiply, arguments in cases:
+        expected, candidates = multiply(*arguments), candidates_of(multiply, arguments)
+        assert len(candidates) >= 3
+        for plan in {type(plan): plan for plan in candidates}.values():
+            with poison(), asking(lambda *_, plan=plan: plan):
+                assert_near(multiply(*arguments), expected, 6e-3)
+
+
+def candidates_of(multiply: Callable[..., Tensor], arguments: tuple[Any, ...]) -> list[Any]:
+    """The candidates for the launch parameters of a call."""
+    candidates = list[Any]()
+    with asking(lambda op, key, default, more: candidates.extend(more()) or default):
+        multiply(*arguments)
+    return candidates
+
+
+def test_large_products_have_no_vectors_as_candidates() -> None:
+    made = weight.prepare(planes(n=5, **KINDS["6 bits"]))
+    kinds = [
+        {type(plan).__name__ for plan in tiles.candidate_plans(made, rows, HALF, quantize=True)}
+        for rows in (4, 5, 16, 17)
+    ]
+    few, some, many = {"GemvBlock"}, {"GemvBlock", "Tile"}, {"Tile", "Dequantize"}
+    assert kinds == [few, some, some, many]
+    assert not tiles.candidate_tiles(made, 64, FLOAT)
 
 
 @pytest.mark.parametrize("exact", [False, True])

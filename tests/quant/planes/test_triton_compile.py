@@ -170,7 +170,7 @@ def test_the_table_of_costs_holds(target: str, kind: str, rows: int) -> None:
 def test_a_weight_of_a_tile_costs_few_instructions(kind: str, rows: int) -> None:
     """Tensor cores take weights from the registers in which lanes unpack them."""
     (build,) = tiles_of(kind, rows)
-    size = tiles.tuning_of("sm_90", None).tiles[(16, 32, 64, 128).index(rows)]
+    size = tiles.tuning_of("sm_90").tiles[(16, 32, 64, 128).index(rows)]
     assert build.instructions_per(size[1] * size[2] * 32) <= TILE_BUDGETS[kind]
     products = [line for line in build.loop if line.startswith("HGMMA")]
     # accumulators, the left operand, the right one: a descriptor names what lies in shared memory

@@ -1,0 +1,140 @@
+"""Launch parameters: defaults, the file of a GPU, and who answers while kernels are tuned."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from ostro.core.ops import launch
+from ostro.core.ops.attention import triton as attention_kernels
+from ostro.ops import AttentionMetadata, launch_parameters, row_class
+
+
+class Block(NamedTuple):
+    rows: int
+    warps: int
+
+
+class Other(NamedTuple):
+    rows: int
+    warps: int
+
+
+SMALL, LARGE = Block(16, 4), Block(64, 8)
+KEY = ("torch.bfloat16", (4, 8.0), True)
+
+
+def ask(op: str = "product", key: launch.Key = KEY, default: Block = SMALL) -> Any:
+    return launch_parameters(op, key, default, lambda: [SMALL, LARGE, Other(64, 8)])
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The file of a GPU, which is the current one."""
+    monkeypatch.setenv("OSTRO_CACHE", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA X1-80GB")
+    launch.measured.cache_clear()
+    yield tmp_path / "kernels" / "nvidia_x1_80gb.json"
+    launch.measured.cache_clear()
+
+
+def test_what_was_measured_replaces_the_default(file: Path) -> None:
+    assert launch.file_of("NVIDIA X1-80GB") == file
+    assert ask() == SMALL
+    launch.write(file, "NVIDIA X1-80GB", {("product", KEY): LARGE})
+    launch.measured.cache_clear()
+    for _ in range(2):  # the entry is converted once
+        assert ask() is not SMALL and ask() == LARGE and isinstance(ask(), Block)
+    assert ask(key=(*KEY, 1)) == ask("attention") == SMALL
+
+
+def test_parameters_have_the_type_that_was_measured(file: Path) -> None:
+    launch.write(file, "", {("product", KEY): Other(64, 8)})
+    launch.measured.cache_clear()
+    assert isinstance(ask(), Other)
+
+
+def test_without_a_gpu_no_file_is_read(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch.write(file, "", {("product", KEY): LARGE})
+    launch.measured.cache_clear()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    assert ask() == SMALL
+
+
+def test_what_is_no_candidate_is_not_used(file: Path) -> None:
+    """The file may be that of another version."""
+    launch.write(file, "", {("product", KEY): Block(32, 4)})
+    launch.measured.cache_clear()
+    assert ask() == SMALL
+
+
+def test_other_calls_stay_in_the_file(file: Path) -> None:
+    for op, size in (("product", LARGE), ("attention", LARGE), ("product", SMALL)):
+        launch.write(file, "X1", {(op, KEY): size})
+    assert launch.read(file) == {
+        ("product", KEY): ["Block", 16, 4],
+        ("attention", KEY): ["Block", 64, 8],
+    }
+    assert json.loads(file.read_text())["gpu"] == "X1"
+    assert len(file.read_text().splitlines()) == 4
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"kernels": [{"op": "product"}]}', '{"kernels": [{"op": 1, "key": {}}]}']
+)
+def test_a_damaged_file_is_reported(
+    text: str, file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file.parent.mkdir()
+    file.write_text(text)
+    assert ask() == SMALL
+    assert str(file) in caplog.text and "ostro tune --kernels" in caplog.text
+
+
+def test_the_one_who_asks_answers(file: Path) -> None:
+    launch.write(file, "", {("product", KEY): LARGE})
+    launch.measured.cache_clear()
+    with launch.asking(lambda op, key, default, candidates: (op, key, list(candidates()))):
+        assert ask() == ("product", KEY, [SMALL, LARGE, Other(64, 8)])
+    assert ask() == LARGE
+
+
+def test_classes_of_rows() -> None:
+    assert [row_class(n) for n in (0, 1, 2, 3, 16, 17, 512, 513, 9000)] == [
+        *(1, 1, 2, 4, 16, 32, 512, 1024, 1024)
+    ]
+
+
+def test_deterministic_attention_does_not_ask() -> None:
+    asked = list[str]()
+
+    def note(op: str, key: launch.Key, default: Any, candidates: object) -> Any:
+        asked.append(op)
+        return default
+
+    q = torch.zeros(1, 2, 16, dtype=torch.float16)
+    cache = torch.zeros(1, 1, 16, 16, dtype=torch.float16)
+    with launch.asking(note):
+        attention_kernels.attention_deterministic(q, cache, cache, one_row(), 1.0)
+        assert not asked
+        attention_kernels.attention(q, cache, cache, one_row(), 1.0)
+        assert asked == ["attention"]
+
+
+def one_row() -> AttentionMetadata:
+    """One row of a sequence of three tokens."""
+    return AttentionMetadata(
+        table=torch.zeros(1, 1, dtype=torch.int32),
+        starts=torch.tensor([0, 1], dtype=torch.int32),
+        lengths=torch.tensor([3], dtype=torch.int32),
+        slots=torch.tensor([2]),
+        max_queries=1,
+        max_length=3,
+    )
