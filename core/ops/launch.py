@@ -106,10 +106,19 @@ def file_of(gpu: str) -> Path:
 
 
 def read(file: Path) -> dict[tuple[str, Key], Any]:
-    """The parameters in a file; none if it is missing or damaged, with a warning."""
+    """The parameters in a file; none if it is missing or damaged, with a warning.
+
+    Those that another version of Triton was measured with are not used: it compiles other code.
+    """
     try:
-        entries = json.loads(file.read_text("utf-8"))["kernels"]
-        return {(each["op"], nested(each["key"])): list(each["parameters"]) for each in entries}
+        content = json.loads(file.read_text("utf-8"))
+        if content["triton"] != triton_version():
+            log.info("%s was measured with another version of Triton and is not used", file)
+            return {}
+        return {
+            (each["op"], nested(each["key"])): list(each["parameters"])
+            for each in content["kernels"]
+        }
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -120,6 +129,12 @@ def read(file: Path) -> dict[tuple[str, Key], Any]:
             error,
         )
         return {}
+
+
+def triton_version() -> str:
+    import triton  # here: programs on the CPU import this module, and Triton takes 0.4 s
+
+    return str(triton.__version__)
 
 
 def nested(value: Any) -> Any:
@@ -140,6 +155,7 @@ def write(file: Path, gpu: str, chosen: Mapping[tuple[str, Key], tuple[Any, ...]
     # One line per entry, so that files can be compared.
     lines = ",\n".join(json.dumps(entry) for entry in entries)
     file.parent.mkdir(parents=True, exist_ok=True)
-    text = f'{{"gpu": {json.dumps(gpu)}, "kernels": [\n{lines}\n]}}\n'
+    head = json.dumps({"gpu": gpu, "triton": triton_version()}).removesuffix("}")
+    text = f'{head}, "kernels": [\n{lines}\n]}}\n'
     with atomic_path(file) as path:
         path.write_text(text, "utf-8")

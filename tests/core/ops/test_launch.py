@@ -86,8 +86,22 @@ def test_other_calls_stay_in_the_file(file: Path) -> None:
     assert len(file.read_text().splitlines()) == 4
 
 
+def test_what_another_triton_was_measured_with_is_not_used(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch.write(file, "X1", {("product", KEY): LARGE, ("attention", KEY): LARGE})
+    monkeypatch.setattr(launch, "triton_version", lambda: "4.0.0")
+    assert ask() == SMALL
+    launch.write(file, "X1", {("product", KEY): LARGE})
+    assert list(launch.read(file)) == [("product", KEY)]
+
+
+HEAD = f'{{"triton": "{launch.triton_version()}", "kernels": '
+
+
 @pytest.mark.parametrize(
-    "text", ["", "[]", '{"kernels": [{"op": "product"}]}', '{"kernels": [{"op": 1, "key": {}}]}']
+    "text",
+    ["", "[]", '{"kernels": []}', HEAD + '[{"op": "product"}]}', HEAD + '[{"op": 1, "key": {}}]}'],
 )
 def test_a_damaged_file_is_reported(
     text: str, file: Path, caplog: pytest.LogCaptureFixture
