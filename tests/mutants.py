@@ -428,7 +428,7 @@ CORE: Mapping[str, Mapping[str, Change]] = {
     "core/ops/launch.py": {
         "measured-parameters-need-no-candidate": (
             "entry = table[op, key] = known.get(tuple(entry), default)",
-            "entry = table[op, key] = known.get(tuple(entry), next(iter(known.values())))",
+            "entry = table[op, key] = known.get(tuple(entry), tuple(entry[1:]))",
         ),
         "other-parameters-leave-the-file": (
             "merged = {**read(file), **{place",
