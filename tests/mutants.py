@@ -427,8 +427,8 @@ CORE: Mapping[str, Mapping[str, Change]] = {
     },
     "core/ops/launch.py": {
         "measured-parameters-need-no-candidate": (
-            "entry = table[op, key] = known.get(tuple(entry), default)",
-            "entry = table[op, key] = known.get(tuple(entry), tuple(entry[1:]))",
+            "entry = table[op, key] = known[tuple(entry)]",
+            "entry = table[op, key] = default._make(entry[1:])",
         ),
         "other-parameters-leave-the-file": (
             "merged = {**read(file), **{place",

@@ -82,7 +82,10 @@ def find(
     entry = table[op, key]
     if isinstance(entry, list):  # as read from the file
         known = {tuple(plain(each)): each for each in (default, *candidates())}
-        entry = table[op, key] = known.get(tuple(entry), default)
+        if tuple(entry) not in known:
+            del table[op, key]
+            return default
+        entry = table[op, key] = known[tuple(entry)]
     return entry
 
 

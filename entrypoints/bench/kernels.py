@@ -217,7 +217,7 @@ class KernelTuner:
         scheduler, context = self.engine.scheduler, self.engine.context
         for streams in STREAMS:
             if streams <= scheduler.max_seqs:
-                yield f"decode, {streams} streams", streams, min(DEPTH, context - 1), 1
+                yield f"decode, batch of {streams}", streams, min(DEPTH, context - 1), 1
         for tokens in PROMPTS:
             if tokens <= min(scheduler.max_rows, context):
                 yield f"prompt of {tokens}", 1, 0, tokens

@@ -43,7 +43,7 @@ def profile_prompt(engine: Engine, *, prompt: int, depth: int) -> StepProfile | 
 
 def profile_decode(engine: Engine, *, sequences: int, depth: int) -> StepProfile | None:
     """The profile of a decode step of sequences with `depth` tokens each; None as above."""
-    name = f"decode of {sequences} sequences, {depth} tokens each in the cache"
+    name = f"decode, batch of {sequences}, {depth} tokens each in the cache"
     return profile_step(engine, name, sequences, depth, 1)
 
 

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 STORED = "stored"
 """The format of the checkpoint, as a candidate."""
 
+SWEEP = {"formats": "stored,q8_0", "kv_dtypes": "auto", "streams": "4,16", "write": None}
+"""The options that `--kernels` excludes, with their defaults."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
@@ -32,19 +35,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("tune").add_argument
     add(
         "--formats",
-        default="stored,q8_0",
+        default=SWEEP["formats"],
         metavar="F,F...",
         help="formats to measure; stored is that of the model (default: stored,q8_0)",
     )
     add(
         "--kv-dtypes",
-        default="auto",
+        default=SWEEP["kv_dtypes"],
         metavar="T,T...",
         help="dtypes of the KV cache to measure (default: auto)",
     )
     add(
         "--streams",
-        default="4,16",
+        default=SWEEP["streams"],
         metavar="N,N...",
         help="numbers of concurrent requests to measure (default: 4,16)",
     )
@@ -107,10 +110,6 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-SWEEP = {"formats": "stored,q8_0", "kv_dtypes": "auto", "streams": "4,16", "write": None}
-"""The options that `--kernels` excludes, with their defaults."""
-
-
 def run_kernels(args: argparse.Namespace, settings: Settings) -> int:
     """Measure the kernels of a model, print a table and write the file of the GPU.
 
@@ -161,12 +160,12 @@ def gpu_name(settings: Settings) -> str:
 
 
 def show_kernels(found: KernelTuning) -> None:
-    """Print a table of the steps: their kernels and the time of the measured calls."""
+    """Print a table of the steps: the shapes of kernels, and the time of the measured calls."""
     from rich.table import Table
 
     from ostro.entrypoints.cli import console
 
-    table = Table("step", "calls", "changed", "default, us", "fastest, us", "ratio")
+    table = Table("step", "shapes", "changed", "default, us", "fastest, us", "ratio")
     for name, results in found.steps.items():
         if results:
             before = sum(each.default_seconds for each in results)

@@ -162,7 +162,7 @@ def plan_launch(
     wide = deterministic or group * batch.max_queries > 16
     tiles = choose_tiles(family, q.dtype, k_cache.dtype, max(d, dv), wide)
     if not deterministic and q.dtype != torch.float32:
-        sizes = row_class(sequences) if single else 0, row_class(batch.max_queries)
+        sizes = row_class(sequences) if single else 0, row_class(group * batch.max_queries)
         key = (str(q.dtype), str(k_cache.dtype), d, dv, group, kv, *sizes)
         candidates = partial(candidate_tiles, tiles, wide)
         tiles = launch_parameters("attention", key, tiles, candidates)

@@ -54,7 +54,7 @@ def latent_attention(
     if family not in TILES or not dense or batch.full is not None:
         return attention(q, k_cache, v_cache, batch, scale)
     single, sequences = batch.max_queries == 1, batch.lengths.shape[0]
-    sizes = row_class(sequences) if single else 0, row_class(batch.max_queries)
+    sizes = row_class(sequences) if single else 0, row_class(h * batch.max_queries)
     key = (str(q.dtype), d, rank, h, *sizes)
     candidates = partial(candidate_tiles, many)
     tiles = launch_parameters("latent_attention", key, TILES[family][many], candidates)

@@ -188,6 +188,12 @@ def weight_key(weight: TritonWeight) -> tuple[object, ...]:
     return weight.layout, weight.n, weight.cells
 
 
+VECTORS_ONLY = 4
+"""The most rows of x of which the vector kernel is the only candidate."""
+MOST_VECTORS = 16
+"""The most rows of x of which it is a candidate."""
+
+
 def candidate_plans(
     weight: TritonWeight, rows: int, dtype: torch.dtype, *, quantize: bool
 ) -> list[Plan]:
@@ -195,17 +201,11 @@ def candidate_plans(
     plans: list[Plan] = []
     if rows <= MOST_VECTORS:
         plans += candidate_blocks(weight, rows, floats=not quantize)
-    if rows > FEWEST_TILED:
+    if rows > VECTORS_ONLY:
         plans += candidate_tiles(weight, rows, dtype)
     if rows > MOST_VECTORS:
         plans.append(Dequantize())
     return plans
-
-
-MOST_VECTORS = 16
-"""The most rows of x of which the vector kernel is a candidate."""
-FEWEST_TILED = 4
-"""Rows of x beyond which tiles are candidates."""
 
 
 def candidate_blocks(weight: TritonWeight, rows: int, *, floats: bool) -> list[GemvBlock]:

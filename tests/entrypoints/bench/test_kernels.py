@@ -83,14 +83,14 @@ def test_the_fastest_parameters_are_chosen(engine: Engine) -> None:
     assert found.complete
     # Three layers, two of them with experts and their two products.
     assert summary(found) == [
-        ("decode, 1 streams", "attention", 3, True),
-        ("decode, 1 streams", "grouped_matmul", 2, True),
-        ("decode, 1 streams", "grouped_matmul", 2, True),
+        ("decode, batch of 1", "attention", 3, True),
+        ("decode, batch of 1", "grouped_matmul", 2, True),
+        ("decode, batch of 1", "grouped_matmul", 2, True),
         ("prompt of 5", "attention", 3, True),
         ("prompt of 5", "grouped_matmul", 2, True),
         ("prompt of 5", "grouped_matmul", 2, True),
     ]
-    result = found.steps["decode, 1 streams"][0]
+    result = found.steps["decode, batch of 1"][0]
     assert (result.default_seconds, result.seconds, result.tried) == (1.0, 0.5, 2)
     assert [op.kernel for op in kernels.operations(engine.runner.model)] == kernels_before
     assert all(group.pool.used == 0 for group in engine.runner.blocks.groups)
@@ -182,7 +182,7 @@ def test_the_time_limit(engine: Engine) -> None:
     now = iter(range(1000))
     tuner = FakeTuner(engine, seconds=8, clock=lambda: next(now))
     found = tuner.run()
-    assert not found.complete and list(found.steps) == ["decode, 1 streams"]
+    assert not found.complete and list(found.steps) == ["decode, batch of 1"]
     assert 0 < len(tuner.timed) < 15, "three sites are timed five times each"
 
 
@@ -200,12 +200,12 @@ def test_fewer_tokens_if_the_cache_is_small(
         tuner, "record", lambda n, depth, rows: depths.append(depth) or record(n, depth, rows)
     )
     found = tuner.run()
-    assert depths[:2] == [60, 15] and found.steps["decode, 5 streams"]
+    assert depths[:2] == [60, 15] and found.steps["decode, batch of 5"]
 
 
 def test_steps_are_those_that_the_engine_can_run(engine: Engine) -> None:
     names = [name for name, *_ in FakeTuner(engine).steps()]
     assert names == [
-        *(f"decode, {n} streams" for n in (1, 2, 4, 8, 16, 32, 64) if n <= 32),
+        *(f"decode, batch of {n}" for n in (1, 2, 4, 8, 16, 32, 64) if n <= 32),
         *(f"prompt of {n}" for n in (16, 32, 64)),
     ]

@@ -27,7 +27,7 @@ def test_the_kernels_of_steps(bench: Callable[..., Any], tiny: str) -> None:
     assert [[each["step"] for each in row["profiles"]] for row in rows] == [
         [
             "prompt of 70 tokens, 64 in the cache",
-            f"decode of {count} sequences, 134 tokens each in the cache",
+            f"decode, batch of {count}, 134 tokens each in the cache",
         ]
         for count in (1, 2)
     ]
