@@ -158,7 +158,8 @@ def opened(
 ) -> Iterator[Engine]:
     """The engine of a model on one GPU; the context closes it.
 
-    Raises UsageError for a model that does not generate text, and for one whose layers are split.
+    Raises UsageError for a model that does not generate text, for one whose layers are split, and
+    for deterministic kernels.
     """
     engine, _ = open_engine([ModelSpec(settings)], plugins, progress, warm=False)
     with closing(engine):
@@ -297,10 +298,13 @@ def compile_candidates(
     compiled: dict[tuple[str, Key], list[tuple[Any, ...]]] = {site.place: [] for site in sites}
     # Triton's interpreter, on the CPU, runs in one thread at a time.
     threads = min(8, os.cpu_count() or 1) if device.type == "cuda" else 1
-    with ThreadPoolExecutor(threads) as pool:
+    pool = ThreadPoolExecutor(threads)
+    try:
         for parameters, done in zip(wanted, pool.map(compiles, list(wanted)), strict=True):
             for site in done:
                 compiled[site.place].append(parameters)
+    finally:
+        pool.shutdown(cancel_futures=True)  # Ctrl-C waits for those that have begun
     return compiled
 
 

@@ -209,6 +209,7 @@ def candidate_plans(
 
 
 def candidate_blocks(weight: TritonWeight, rows: int, *, floats: bool) -> list[GemvBlock]:
+    """Programs of the vector kernels with as many rows of x as there are, or half as many."""
     warp = warp_size()
     largest = block_rows(rows, 4 if floats else 8)
     x_rows = [size for size in (1, 2, 4, 8) if largest // 2 <= size <= largest]
@@ -221,6 +222,7 @@ def candidate_blocks(weight: TritonWeight, rows: int, *, floats: bool) -> list[G
 
 
 def candidate_tiles(weight: TritonWeight, rows: int, dtype: torch.dtype) -> list[Tile]:
+    """Tiles that hold all rows of x, or half of them; none for a dtype without tensor cores."""
     if not tensor_cores(dtype):
         return []
     largest = max(16, min(256, triton.next_power_of_2(rows)))
@@ -231,8 +233,8 @@ def candidate_tiles(weight: TritonWeight, rows: int, dtype: torch.dtype) -> list
     tiles = [
         Tile(m, n, cells, warps, stages, programs)
         for m, (n, cells, warps), stages, programs in product(widths, shapes, (2, 3), (132, 512))
-        # A large tile has more accumulators than four warps have registers.
-        if m * n <= 64 * 128 * warps // 4 and not (cells == 8 and (m > 64 or stages == 3))
+        # A lane has at most 128 accumulators; eight cells fill its other registers.
+        if m * n <= 4096 * warps and not (cells == 8 and (m > 64 or stages == 3))
     ]
     return list(dict.fromkeys(supported(weight, size) for size in tiles))
 
