@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from ostro.core.ops import launch
-from ostro.core.ops.attention import triton as attention_kernels
+from ostro.core.ops.attention import triton as attention
+from ostro.core.ops.latent_attention import triton as latent
 from ostro.ops import AttentionMetadata, launch_parameters, row_class
 
 
@@ -126,29 +127,59 @@ def test_classes_of_rows() -> None:
     ]
 
 
-def test_deterministic_attention_does_not_ask() -> None:
-    asked = list[str]()
+def asked(call: Callable[[], object]) -> list[tuple[str, launch.Key, Any]]:
+    """The operations, keys and defaults for which a call asks."""
+    found = list[tuple[str, launch.Key, Any]]()
 
     def note(op: str, key: launch.Key, default: Any, candidates: object) -> Any:
-        asked.append(op)
+        found.append((op, key, default))
         return default
 
-    q = torch.zeros(1, 2, 16, dtype=torch.float16)
-    cache = torch.zeros(1, 1, 16, 16, dtype=torch.float16)
     with launch.asking(note):
-        attention_kernels.attention_deterministic(q, cache, cache, one_row(), 1.0)
-        assert not asked
-        attention_kernels.attention(q, cache, cache, one_row(), 1.0)
-        assert asked == ["attention"]
+        call()
+    return found
 
 
-def one_row() -> AttentionMetadata:
-    """One row of a sequence of three tokens."""
+def step(sequences: int, queries: int) -> AttentionMetadata:
+    """Sequences of `queries` rows each, in a block of 16 tokens each."""
+    rows = torch.arange(sequences + 1, dtype=torch.int32) * queries
     return AttentionMetadata(
-        table=torch.zeros(1, 1, dtype=torch.int32),
-        starts=torch.tensor([0, 1], dtype=torch.int32),
-        lengths=torch.tensor([3], dtype=torch.int32),
-        slots=torch.tensor([2]),
-        max_queries=1,
-        max_length=3,
+        table=torch.arange(sequences, dtype=torch.int32)[:, None],
+        starts=rows,
+        lengths=torch.full((sequences,), queries, dtype=torch.int32),
+        slots=torch.arange(sequences * queries),
+        max_queries=queries,
+        max_length=queries,
     )
+
+
+def attend(sequences: int, queries: int, kernel: Any = attention.attention) -> Any:
+    q = torch.zeros(sequences * queries, 2, 16, dtype=torch.float16)
+    cache = torch.zeros(sequences, 1, 16, 16, dtype=torch.float16)
+    return asked(lambda: kernel(q, cache, cache, step(sequences, queries), 1.0))
+
+
+def test_deterministic_attention_does_not_ask() -> None:
+    assert not attend(1, 1, attention.attention_deterministic)
+    assert [op for op, *_ in attend(1, 1)] == ["attention"]
+
+
+def test_attention_depends_on_streams_or_rows() -> None:
+    """Many streams of one row leave fewer programs for each; rows of a prompt fill tiles."""
+    keys = [key for sizes in ((1, 1), (4, 1), (1, 8), (1, 9)) for _, key, _ in attend(*sizes)]
+    assert len(set(keys)) == 4
+    assert attend(3, 1) == attend(4, 1) and attend(1, 9) == attend(2, 16)
+
+
+def test_tiles_of_latent_attention_depend_on_rows() -> None:
+    def ask_for(queries: int) -> Any:
+        q = torch.zeros(queries, 4, 48, dtype=torch.float16)
+        cache = torch.zeros(1, 1, 16, 48, dtype=torch.float16)
+        [found] = asked(
+            lambda: latent.latent_attention(q, cache, cache[..., :32], step(1, queries), 1.0)
+        )
+        return found
+
+    few, many = ask_for(4), ask_for(5)
+    assert (few[2], many[2]) == latent.TILES["interpreter"]
+    assert few[1] != many[1] and many == ask_for(8)

@@ -23,7 +23,7 @@ from ostro.core.ops.grouped_matmul import triton as grouped_matmul
 from ostro.core.ops.grouped_matmul.triton import Tile as GroupedTile
 from ostro.core.plugins.manager import PluginManager
 from ostro.entrypoints.bench import kernels
-from ostro.entrypoints.bench.kernels import KernelTuner, KernelTuning, Site
+from ostro.entrypoints.bench.kernels import Call, KernelTuner, KernelTuning, Site
 from ostro.plugins.conformance.parity import subject
 
 FAST = (Tiles(16, 64, 4, 2), GroupedTile(16, 32, 64, 1, 4, 2))
@@ -39,7 +39,7 @@ def engine() -> Iterator[Engine]:
     config = {**tiny, "max_position_embeddings": 64}
     with cuda_kernels(), subject(plugins, "qwen3_moe", config=config) as made:
         loaded = made.load(dtype="float16")
-        engine = made.engine(loaded, rows=64, blocks=16, dtype="float16")
+        engine = made.engine(loaded, rows=48, blocks=16, dtype="float16")
         build.make_ready(engine, loaded, lazily=True)
         yield engine
 
@@ -115,12 +115,41 @@ def test_later_runs_use_what_was_chosen(
     assert used and set(used) == {FAST[1]}
 
 
+@pytest.mark.usefixtures("few")
+def test_no_call_is_measured_twice(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "PROMPTS", (1,))
+    steps = FakeTuner(engine).run().steps
+    assert steps["decode, batch of 1"] and not steps["prompt of 1"]
+
+
+def test_decode_steps_have_tokens_before_them(engine: Engine) -> None:
+    sites = FakeTuner(engine).record(3, 20, 1)
+    [calls] = [site.calls for site in sites.values() if site.op == "attention"]
+    batches = [each for call in calls for each in call.arguments if hasattr(each, "lengths")]
+    assert len(batches) == 3 and all(batch.lengths.tolist() == [21] * 3 for batch in batches)
+
+
+def test_a_call_may_ask_for_several_parameters() -> None:
+    """One of them is measured, with the defaults of the others."""
+
+    def kernel() -> tuple[int, int]:
+        return tuple(  # type: ignore[return-value]
+            launch.launch_parameters(op, (), (1,), lambda: [])[0] for op in ("first", "second")
+        )
+
+    site = Site("second", (), (1,), lambda: [(5,)], [Call(kernel, (), {})] * 2)
+    assert site.run((5,)) == [(1, 5)] * 2
+    assert site.run((5,), site.calls[:1]) == [(1, 5)]
+
+
 def test_storages_have_operations_too(engine: Engine) -> None:
     plugins = PluginManager()
     plugins.load()
     with subject(plugins, "llama") as made:
         model = made.load(quant="q8_0").model
-        names = {op.name for op in kernels.operations(model)}
+        ops = kernels.operations(model)
+        assert len({id(op) for op in ops}) == len(ops), "the head is the embedding"
+        names = {op.name for op in ops}
     assert {"attention", "rms_norm", "matmul", "dequantize"} <= names
 
 
@@ -207,5 +236,5 @@ def test_steps_are_those_that_the_engine_can_run(engine: Engine) -> None:
     names = [name for name, *_ in FakeTuner(engine).steps()]
     assert names == [
         *(f"decode, batch of {n}" for n in (1, 2, 4, 8, 16, 32, 64) if n <= 32),
-        *(f"prompt of {n}" for n in (16, 32, 64)),
+        *(f"prompt of {n}" for n in (16, 32)),
     ]

@@ -436,12 +436,37 @@ def candidates_of(multiply: Callable[..., Tensor], arguments: tuple[Any, ...]) -
     return candidates
 
 
+def test_plans_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last number of rows of each kind, and the class of rows in the key."""
+    sizes = tiles.Tuning(gemv_rows=4, gemm_rows=40)
+    monkeypatch.setattr(tiles, "tuning_of", lambda _: sizes)
+    made, stack = (
+        weight.prepare(planes(n=5, **KINDS["6 bits"], lead=lead)) for lead in ((), (16,))
+    )
+    keys = list[Any]()
+
+    def kinds(plan: Callable[..., Any], made: Any, *counts: int) -> list[str]:
+        with asking(lambda op, key, default, more: keys.append(key) or default):
+            plans = [plan(made, some_rows(rows, 96, HALF), quantize=True) for rows in counts]
+        return [type(plan).__name__ for plan in plans]
+
+    assert kinds(tiles.matmul_plan, made, 4, 5, 40, 41) == [
+        *("GemvBlock", "Tile", "Tile", "Dequantize")
+    ]
+    assert keys[2] == keys[3] and len(set(keys)) == 3
+    assert kinds(tiles.grouped_plan, stack, 8, 9) == ["GemvBlock", "Tile"]
+    assert len(set(keys)) == 5
+
+
 def test_large_products_have_no_vectors_as_candidates() -> None:
     made = weight.prepare(planes(n=5, **KINDS["6 bits"]))
     kinds = [
         {type(plan).__name__ for plan in tiles.candidate_plans(made, rows, HALF, quantize=True)}
         for rows in (4, 5, 16, 17)
     ]
+    assert {plan.m for plan in tiles.candidate_tiles(made, 64, HALF)} == {32, 64}
+    floats = weight.prepare(planes(n=5, **KINDS["4 bits, float table"]))
+    assert {plan.m for plan in tiles.candidate_tiles(floats, 64, HALF)} == {16, 32}
     few, some, many = {"GemvBlock"}, {"GemvBlock", "Tile"}, {"Tile", "Dequantize"}
     assert kinds == [few, some, some, many]
     assert not tiles.candidate_tiles(made, 64, FLOAT)
