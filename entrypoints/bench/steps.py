@@ -50,7 +50,7 @@ def run_step(runner: ModelRunner, chunks: Sequence[Chunk]) -> None:
 
 
 def storages(model: Module) -> list[Any]:
-    """The storages of a model's weights."""
+    """The storages of a model's weights; that of an embedding which is also the head once."""
     found = [each for module in model.modules() for each in getattr(module, "active_storages", ())]
     return list({id(storage): storage for storage in found}.values())
 
@@ -58,8 +58,7 @@ def storages(model: Module) -> list[Any]:
 def operations(model: Module) -> list[Op]:
     """The operations of a model's modules and of the storages of their weights."""
     owners = (*model.modules(), *storages(model))
-    found = [value for owner in owners for value in vars(owner).values() if isinstance(value, Op)]
-    return list({id(op): op for op in found}.values())
+    return [value for owner in owners for value in vars(owner).values() if isinstance(value, Op)]
 
 
 @contextmanager
