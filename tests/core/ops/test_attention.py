@@ -12,6 +12,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from tiny.candidates import results_of_candidates
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -302,6 +303,21 @@ def test_triton_bucket_of_prompts(name: str, longest: int) -> None:
 
 def test_triton_prompt_of_many_tiles() -> None:
     check(ragged([90, 1, 50], [90, 70, 80], heads=4, kv=1, dtype=torch.float16))
+
+
+@pytest.mark.parametrize(
+    ("shape", "count"),
+    [(DECODE, 3), (([9, 1, 20], [12, 3, 33]), 6)],
+    ids=["decode", "prompts"],
+)
+@pytest.mark.parametrize("given", [{}, FEATURES["all"]], ids=["plain", "all"])
+def test_all_candidates_compute_the_same(given: dict[str, Any], shape: Any, count: int) -> None:
+    case = ragged(*shape, window=given.get("window", 0), dtype=torch.float16)
+    truth = case.run(naive.attention, **given)
+    results = list(results_of_candidates(lambda: case.run(triton.attention, **given)))
+    assert len(results) == count
+    for result in results:
+        torch.testing.assert_close(result, truth, atol=4e-3, rtol=4e-3)
 
 
 @pytest.fixture

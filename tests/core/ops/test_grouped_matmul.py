@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tiny.candidates import results_of_candidates
 from torch import Tensor
 
 from ostro.core.ops import Op, Target
@@ -73,6 +74,17 @@ def test_naive() -> None:
 @pytest.mark.parametrize("call", [triton.grouped, triton.grouped_deterministic])
 def test_triton(call: Call, runs: list[int], shape: tuple[int, int], dtype: torch.dtype) -> None:
     assert_equals_naive(call, arguments(runs, *shape, dtype))
+
+
+@pytest.mark.parametrize("name", ["gaps", "many"])
+def test_all_candidates_compute_the_same(name: str) -> None:
+    given = arguments(RUNS[name], 33, 48, torch.float16)
+    results = list(results_of_candidates(lambda: triton.grouped(*given)))
+    x, weight, expert_of_row = given
+    truth = naive.grouped(x.double(), weight.double(), expert_of_row)
+    assert len(results) == {"gaps": 6, "many": 12}[name]
+    for result in results:
+        torch.testing.assert_close(result.double(), truth, rtol=1e-3, atol=2e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from tiny.candidates import results_of_candidates
 from torch import Tensor
 
 from ostro.core.errors import Unsupported
@@ -84,6 +85,16 @@ def test_float16_matches_naive(name: str) -> None:
         ours = triton.latent_attention(*given)
     assert ours.dtype == torch.float16
     torch.testing.assert_close(ours, naive.attention(*given), rtol=4e-3, atol=4e-3)
+
+
+@pytest.mark.parametrize("name", ["decode", "mixed"])
+def test_all_candidates_compute_the_same(name: str) -> None:
+    given = arguments(*BATCHES[name], dtype=torch.float16)
+    truth = naive.attention(*given)
+    results = list(results_of_candidates(lambda: triton.latent_attention(*given)))
+    assert len(results) == {"decode": 3, "mixed": 6}[name]
+    for result in results:
+        torch.testing.assert_close(result, truth, rtol=4e-3, atol=4e-3)
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tiny.candidates import results_of_candidates
 from torch import Tensor
 
 from ostro.core import native as core
@@ -59,6 +60,17 @@ def assert_equals_naive(call: Call, given: tuple[Tensor, Tensor, Tensor, Tensor]
 @pytest.mark.parametrize("call", [kernels.grouped_matmul, kernels.grouped_matmul_deterministic])
 def test_triton(call: Call, runs: list[int], shape: tuple[int, int], dtype: torch.dtype) -> None:
     assert_equals_naive(call, arguments(runs, *shape, dtype, DEVICE))
+
+
+@pytest.mark.parametrize("runs", [RUNS["gaps"], RUNS["many"]], ids=["gaps", "many"])
+def test_all_candidates_compute_the_same(runs: list[int]) -> None:
+    given = arguments(runs, 33, 96, torch.float16, DEVICE)
+    results = list(results_of_candidates(lambda: kernels.grouped_matmul(*given)))
+    x, q, e, expert_of_row = given
+    truth = naive.grouped_matmul(x.double(), q, e, expert_of_row)
+    assert len(results) == (6 if sum(runs) < 32 else 12)
+    for result in results:
+        torch.testing.assert_close(result.double(), truth, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("dtype", core.DTYPES, ids=str)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import triton.language as tl
+from tiny.candidates import results_of_candidates
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from triton import jit
@@ -414,26 +415,19 @@ def test_which_tables_are_integers() -> None:
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ["4 bits, super scales", "6 bits", "8 bits, float table", "e4m3"])
-@pytest.mark.parametrize("rows", [1, 2, 7, 16, 40])
+@pytest.mark.parametrize("rows", [1, 2, 7, 16, pytest.param(40, marks=pytest.mark.slow)])
 def test_all_candidates_compute_the_same(name: str, rows: int) -> None:
     """Those of products with and without experts, also where a program exceeds the weight."""
     made, stack = (planes(n=5, **KINDS[name], lead=lead) for lead in ((), (2,)))
     x, experts = some_rows(rows, 96, HALF), torch.arange(rows, device=DEVICE) * 2 // rows
-    cases = [(kernels.matmul, (x, made)), (kernels.grouped_matmul, (x, stack, experts))]
-    for multiply, arguments in cases:
-        expected, candidates = multiply(*arguments), candidates_of(multiply, arguments)
-        assert len(candidates) >= 3
-        for plan in {type(plan): plan for plan in candidates}.values():
-            with poison(), asking(lambda *_, plan=plan: plan):
-                assert_near(multiply(*arguments), expected, 6e-3)
-
-
-def candidates_of(multiply: Callable[..., Tensor], arguments: tuple[Any, ...]) -> list[Any]:
-    """The candidates for the launch parameters of a call."""
-    candidates = list[Any]()
-    with asking(lambda op, key, default, more: candidates.extend(more()) or default):
-        multiply(*arguments)
-    return candidates
+    for multiply in (
+        lambda: kernels.matmul(x, made),
+        lambda: kernels.grouped_matmul(x, stack, experts),
+    ):
+        expected, results = multiply(), list(results_of_candidates(multiply))
+        assert len(results) >= 3
+        for result in results:
+            assert_near(result, expected, 6e-3)
 
 
 def test_plans_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
