@@ -28,10 +28,10 @@ P = TypeVar("P", bound="tuple[Any, ...]")
 Key: TypeAlias = "tuple[Any, ...]"
 """What a choice depends on: strings, numbers, and tuples of them."""
 
-Ask: TypeAlias = "Callable[[str, Key, Any, Callable[[], Iterable[Any]]], Any]"
+Lookup: TypeAlias = "Callable[[str, Key, Any, Callable[[], Iterable[Any]]], Any]"
 """A function with the arguments and the result of `launch_parameters`."""
 
-ASK: ContextVar[Ask | None] = ContextVar("ASK", default=None)
+OVERRIDE: ContextVar[Lookup | None] = ContextVar("OVERRIDE", default=None)
 
 
 def launch_parameters(op: str, key: Key, default: P, candidates: Callable[[], Iterable[P]]) -> P:
@@ -43,8 +43,8 @@ def launch_parameters(op: str, key: Key, default: P, candidates: Callable[[], It
     only while kernels are tuned, and to check what a file has. A deterministic kernel does not call
     this function: its results must not depend on measurements.
     """
-    if (ask := ASK.get()) is not None:
-        return ask(op, key, default, candidates)
+    if (override := OVERRIDE.get()) is not None:
+        return override(op, key, default, candidates)
     # A current GPU is known once a tensor is on one; asking earlier would create a context.
     device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
     table = measured(device)
@@ -59,13 +59,13 @@ def row_class(rows: int) -> int:
 
 
 @contextmanager
-def asking(ask: Ask) -> Iterator[None]:
-    """Let `ask` answer all calls of `launch_parameters` of this thread in the context."""
-    token = ASK.set(ask)
+def override_lookup(lookup: Lookup) -> Iterator[None]:
+    """Within the context, `launch_parameters` returns what `lookup` does, in this thread."""
+    token = OVERRIDE.set(lookup)
     try:
         yield
     finally:
-        ASK.reset(token)
+        OVERRIDE.reset(token)
 
 
 def find(

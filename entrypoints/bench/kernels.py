@@ -1,6 +1,6 @@
 """Measurements of `ostro tune --kernels`: the fastest launch parameters of a model's kernels.
 
-Steps of the model run once each, and record the calls of kernels that ask for launch parameters.
+Steps of the model run once each, and record the calls of kernels that look up launch parameters.
 Each of these calls then runs with all candidates. The calls of a step are those of several layers,
 so that together their weights exceed the cache of the GPU, as in a whole step.
 """
@@ -26,7 +26,7 @@ from ostro.core.engine.runner import ModelRunner
 from ostro.core.engine.start import open_engine
 from ostro.core.errors import UsageError
 from ostro.core.messages.commands import ModelSpec
-from ostro.core.ops.launch import Key, asking
+from ostro.core.ops.launch import Key, override_lookup
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import ProgressCallback, Settings
 from ostro.entrypoints.bench.steps import operations, prepared_step, run_step, wrapped_methods
@@ -59,7 +59,7 @@ class Call:
 
 @dataclass
 class Site:
-    """Calls that ask for the same launch parameters, those of `op` and `key`."""
+    """Calls that look up the same launch parameters, those of `op` and `key`."""
 
     op: str
     key: Key
@@ -74,10 +74,10 @@ class Site:
     def run(self, parameters: tuple[Any, ...], calls: Sequence[Call] | None = None) -> list[Any]:
         """The results of the calls, by default of all, with these parameters."""
 
-        def ask(op: str, key: Key, default: Any, candidates: object) -> Any:
+        def lookup(op: str, key: Key, default: Any, candidates: object) -> Any:
             return parameters if (op, key) == self.place else default
 
-        with asking(ask):
+        with override_lookup(lookup):
             return [call() for call in (self.calls if calls is None else calls)]
 
 
@@ -113,7 +113,7 @@ class KernelTuning:
 
 
 class Recorder:
-    """Records the calls of a model's kernels that ask for launch parameters, by their sites."""
+    """Records the calls of a model's kernels that look up launch parameters, by their sites."""
 
     def __init__(self) -> None:
         self.sites: dict[tuple[str, Key], Site] = {}
@@ -123,11 +123,11 @@ class Recorder:
     def recording(self, model: Module) -> Iterator[None]:
         """Record the calls of the model's kernels in the context."""
         targets = [(op, "kernel") for op in operations(model)]
-        with wrapped_methods(targets, self.recorded), asking(self.ask):
+        with wrapped_methods(targets, self.recorded), override_lookup(self.lookup):
             yield
 
     def recorded(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
-        """The kernel; what it asks for belongs to the recorded call."""
+        """The kernel; what it looks up belongs to the recorded call."""
 
         def run(*arguments: Any, **options: Any) -> Any:
             outer, self.call = self.call, Call(kernel, arguments, options)
@@ -138,7 +138,7 @@ class Recorder:
 
         return run
 
-    def ask(
+    def lookup(
         self,
         op: str,
         key: Key,

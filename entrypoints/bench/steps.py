@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.nn import Module
 
+from ostro.core.engine.build import probe_token
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.runner import ModelRunner, standalone_sequence
 from ostro.core.engine.scheduler import Chunk
@@ -21,7 +22,7 @@ def prepared_step(engine: Engine, streams: int, depth: int, rows: int) -> Iterat
     These tokens are in the cache. There are no chunks if it has no room for all sequences.
     """
     runner, most = engine.runner, engine.scheduler.max_rows
-    tokens = [engine.vocab // 2] * (depth + rows)
+    tokens = [probe_token(engine)] * (depth + rows)
     sequences = [standalone_sequence(tokens) for _ in range(streams)]
     try:
         for sequence in sequences:

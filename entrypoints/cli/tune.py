@@ -139,8 +139,9 @@ def run_kernels(args: argparse.Namespace, settings: Settings) -> int:
             "parameters"
         )
     show_kernels(tuner.found)
-    write(file_of(gpu), gpu, tuner.found.chosen)
-    print(f"written to {file_of(gpu)}")
+    file = file_of(gpu)
+    write(file, gpu, tuner.found.chosen)
+    print(f"written to {file}")
     return 0
 
 

@@ -2,7 +2,8 @@
 
     python3 tests/gpu/day.py CALL [--only ITEM,ITEM...] [--minutes N] [--out FOLDER]
 
-CALL is 1 (truth: are the results right), 2 (breadth: all architectures) or 3 (speed). Each item has
+CALL is 1 (truth: are the results right), 2 (breadth: all architectures) 3 (speed) or 4
+(speed before and after `ostro tune --kernels`). Each item has
 a time limit and writes its output to `FOLDER/<item>.log`; FOLDER is $OUT by default. An item that
 fails or runs out of time does not stop the others.
 """
@@ -29,10 +30,9 @@ PYTEST = (
     "-m pytest -v -rf --tb=short -p no:cacheprovider -p no:benchmark -o filterwarnings=default "
     "-o addopts=--import-mode=importlib --timeout 100 --dist worksteal"
 )
-BENCH = (
-    "-m ostro bench --dummy-weights llama-8b --device cuda --dtype bfloat16 --context 4096 "
-    "-p 512 -n 64 -r 2 --json --explain"
-)
+MODEL = "--dummy-weights llama-8b --device cuda --dtype bfloat16 --context 4096"
+BENCH = f"-m ostro bench {MODEL} -p 512 -n 64 -r 2 --json --explain"
+TUNE = f"-m ostro tune {MODEL} --kernels"
 VERSIONS = """
 import platform, torch, triton, numpy, transformers
 print("python", platform.python_version(), "torch", torch.__version__, "triton", triton.__version__,
@@ -68,12 +68,6 @@ def bench(name: str, seconds: int, *options: str) -> Item:
     return Item(name, seconds, [*BENCH.split(), *options])
 
 
-def tune(seconds: int, *options: str) -> Item:
-    words = "-m ostro tune --kernels --dummy-weights llama-8b --device cuda --dtype bfloat16"
-    arguments = [*words.split(), "--context", "4096", "--seconds", str(seconds), *options]
-    return Item("tune-" + (options[-1] if options else "bf16"), seconds + 90, arguments)
-
-
 def measure(seconds: int, *sections: str) -> Item:
     arguments = ["-m", "gpu.measure", *sections, "--seconds", str(seconds)]
     return Item(f"measure-{sections[-1]}", len(sections) * seconds + 60, arguments)
@@ -106,11 +100,14 @@ CALLS: dict[int, list[list[Item]]] = {
         [bench("bench-bf16", 100, "--concurrency", "1,8,32")],
         [bench("bench-q4_k", 100, "--concurrency", "1,8,32", "--quant", "q4k")],
         [measure(45, "roof", "products")],
-        [tune(120, "--quant", "q4k")],
-        [bench("bench-q4_k-tuned", 100, "--concurrency", "1,8,32", "--quant", "q4k", "--profile")],
         [bench("bench-fp8", 100, "--concurrency", "1,8,32", "--quant", "fp8")],
         [bench("bench-q8_0", 100, "--concurrency", "1,8,32", "--quant", "q8_0")],
         [measure(12, "attention", "latent", "moe", "lora", "sample")],
+    ],
+    4: [
+        [bench("bench-q4_k", 100, "--concurrency", "1,8,32", "--quant", "q4k", "--profile")],
+        [Item("tune-q4_k", 210, [*TUNE.split(), "--quant", "q4k", "--seconds", "120"])],
+        [bench("bench-q4_k-tuned", 100, "--concurrency", "1,8,32", "--quant", "q4k", "--profile")],
     ],
 }
 """Groups of items by call; the items of a group run at the same time."""

@@ -16,13 +16,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median
 from time import perf_counter
 from typing import Any
 
 import torch
 from gpu.batches import Heads, paged, randn
 from gpu.quantized import random_planes
+
+from ostro.entrypoints.bench.kernels import graph_seconds
 
 CACHE = 200 << 20
 """Bytes of rotating inputs: several times the level 2 cache."""
@@ -65,29 +66,10 @@ def copies(make: Callable[[], tuple[Any, ...]], nbytes: int) -> list[tuple[Any, 
     return [make() for _ in range(max(2, min(16, CACHE // max(nbytes, 1) + 1)))]
 
 
-def time_of(case: Case, seconds: float = 0.1) -> float:
-    """The median seconds of a call: replays of a graph that calls it once for each input."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for inputs in case.inputs:
-            case.call(*inputs)
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for inputs in case.inputs:
-            case.call(*inputs)
-    graph.replay()
-    torch.cuda.synchronize()
-    times, end = list[float](), perf_counter() + seconds
-    while len(times) < 5 or (perf_counter() < end and len(times) < 200):
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        first.record()
-        graph.replay()
-        last.record()
-        last.synchronize()
-        times.append(first.elapsed_time(last) / 1e3 / len(case.inputs))
-    return median(times)
+def time_of(case: Case) -> float:
+    """The median seconds of a call, over all inputs in turn."""
+    seconds = graph_seconds(lambda: [case.call(*inputs) for inputs in case.inputs])
+    return seconds / len(case.inputs)
 
 
 def roof_cases() -> Iterator[Case]:

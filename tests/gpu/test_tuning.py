@@ -21,7 +21,7 @@ def test_tuned_kernels_compute_the_same(
         rng = random.Random(0)
         prompt = [rng.randrange(engine.vocab) for _ in range(pick(600, 40))]
         before = engine.runner.logits(prompt, rows=pick(200, 16))
-        found = KernelTuner(engine, seconds=40, progress=lambda *_: None).run()
+        found = KernelTuner(engine, seconds=25, progress=lambda *_: None).run()
         results = [each for step in found.steps.values() for each in step]
         print(f"{sum(each.changed for each in results)} of {len(results)} changed")
         if not ON_GPU:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from ostro.core.ops.launch import asking
+from ostro.core.ops.launch import override_lookup
 from ostro.plugins.conformance.kernels import poison
 
 T = TypeVar("T")
 
 
 def candidates_of(call: Callable[[], object]) -> list[Any]:
-    """The candidates for the launch parameters of a call, which asks once."""
+    """The candidates for the launch parameters of a call, which looks them up once."""
     found = list[Any]()
-    with asking(lambda op, key, default, candidates: found.extend(candidates()) or default):
+    with override_lookup(
+        lambda op, key, default, candidates: found.extend(candidates()) or default
+    ):
         call()
     return found
 
@@ -29,5 +31,5 @@ def results_of_candidates(call: Callable[[], T]) -> Iterator[T]:
         fields = {name: 0 for name in ("warps", "stages") if hasattr(parameters, name)}
         programs[type(parameters), parameters._replace(**fields)] = parameters
     for parameters in programs.values():
-        with poison(), asking(lambda *_, parameters=parameters: parameters):
+        with poison(), override_lookup(lambda *_, parameters=parameters: parameters):
             yield call()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,6 +18,16 @@ from ostro.core.messages.requests import Sampling
 from ostro.core.ops import Choice, Op, Target
 
 CASES = build.warm_up_cases
+
+
+def run_compiled(file: str, *arguments: str) -> list[str]:
+    """The lines that a file prints as a script, in a process whose triton compiles kernels."""
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    command = [sys.executable, file, *arguments]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    return run.stdout.splitlines()
 
 
 @contextmanager

@@ -233,7 +233,7 @@ def candidate_tiles(weight: TritonWeight, rows: int, dtype: torch.dtype) -> list
     tiles = [
         Tile(m, n, cells, warps, stages, programs)
         for m, (n, cells, warps), stages, programs in product(widths, shapes, (2, 3), (132, 512))
-        # A lane has at most 128 accumulators; eight cells fill its other registers.
+        # A thread has at most 128 accumulators, fewer if a step unpacks eight cells.
         if m * n <= 4096 * warps and not (cells == 8 and (m > 64 or stages == 3))
     ]
     return list(dict.fromkeys(supported(weight, size) for size in tiles))

@@ -6,16 +6,14 @@ The tests run it in a process of its own, where triton does not interpret kernel
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from tiny.cuda_kernels import cuda_kernels
+from tiny.cuda_kernels import cuda_kernels, run_compiled
 
 from ostro.core.engine import build
 from ostro.core.engine.engine import Engine
@@ -35,7 +33,7 @@ ROWS = 600
 )
 @pytest.mark.parametrize("loop", ["eager", "buckets"])
 def test_requests_compile_nothing(name: str, quant: str, loop: str) -> None:
-    launched, *new = run_script("new_kernels", name, quant, loop, "30")
+    launched, *new = run_compiled(__file__, "new_kernels", name, quant, loop, "30")
     assert int(launched) > 5
     assert not new
 
@@ -47,17 +45,7 @@ def test_requests_compile_nothing(name: str, quant: str, loop: str) -> None:
 )
 def test_steps_with_prompts_can_be_captured(name: str, quant: str) -> None:
     """No kernel for CUDA and no module reads numbers on the host."""
-    assert run_script("refused", name, quant) == ["", ""]
-
-
-def run_script(*arguments: str) -> list[str]:
-    """The lines that this file prints as a script."""
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    command = [sys.executable, __file__, *arguments]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    return run.stdout.splitlines()
+    assert run_compiled(__file__, "refused", name, quant) == ["", ""]
 
 
 def refused(name: str, quant: str) -> list[str]:

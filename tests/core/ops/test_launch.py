@@ -1,4 +1,4 @@
-"""Launch parameters: defaults, the file of a GPU, and who answers while kernels are tuned."""
+"""Launch parameters: defaults, the file of a GPU, and an override while kernels are tuned."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SMALL, LARGE = Block(16, 4), Block(64, 8)
 KEY = ("torch.bfloat16", (4, 8.0), True)
 
 
-def ask(op: str = "product", key: launch.Key = KEY, default: Block = SMALL) -> Any:
+def lookup(op: str = "product", key: launch.Key = KEY, default: Block = SMALL) -> Any:
     return launch_parameters(op, key, default, lambda: [SMALL, LARGE, Other(64, 8)])
 
 
@@ -48,32 +48,32 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_what_was_measured_replaces_the_default(file: Path) -> None:
     assert launch.file_of("NVIDIA X1-80GB") == file
-    assert ask() == SMALL
+    assert lookup() == SMALL
     launch.write(file, "NVIDIA X1-80GB", {("product", KEY): LARGE})
     launch.measured.cache_clear()
     for _ in range(2):  # the entry is converted once
-        assert ask() is not SMALL and ask() == LARGE and isinstance(ask(), Block)
-    assert ask(key=(*KEY, 1)) == ask("attention") == SMALL
+        assert lookup() is not SMALL and lookup() == LARGE and isinstance(lookup(), Block)
+    assert lookup(key=(*KEY, 1)) == lookup("attention") == SMALL
 
 
 def test_parameters_have_the_type_that_was_measured(file: Path) -> None:
     launch.write(file, "", {("product", KEY): Other(64, 8)})
     launch.measured.cache_clear()
-    assert isinstance(ask(), Other)
+    assert isinstance(lookup(), Other)
 
 
 def test_without_a_gpu_no_file_is_read(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launch.write(file, "", {("product", KEY): LARGE})
     launch.measured.cache_clear()
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    assert ask() == SMALL
+    assert lookup() == SMALL
 
 
 def test_what_is_no_candidate_is_not_used(file: Path) -> None:
     """The file may be that of another version."""
     launch.write(file, "", {("product", KEY): Block(32, 4)})
     launch.measured.cache_clear()
-    assert ask() == SMALL
+    assert lookup() == SMALL
 
 
 def test_other_calls_stay_in_the_file(file: Path) -> None:
@@ -92,7 +92,7 @@ def test_what_another_triton_was_measured_with_is_not_used(
 ) -> None:
     launch.write(file, "X1", {("product", KEY): LARGE, ("attention", KEY): LARGE})
     monkeypatch.setattr(launch, "triton_version", lambda: "4.0.0")
-    assert ask() == SMALL
+    assert lookup() == SMALL
     launch.write(file, "X1", {("product", KEY): LARGE})
     assert list(launch.read(file)) == [("product", KEY)]
 
@@ -109,16 +109,16 @@ def test_a_damaged_file_is_reported(
 ) -> None:
     file.parent.mkdir()
     file.write_text(text)
-    assert ask() == SMALL
+    assert lookup() == SMALL
     assert str(file) in caplog.text and "ostro tune --kernels" in caplog.text
 
 
-def test_the_one_who_asks_answers(file: Path) -> None:
+def test_an_override_comes_first(file: Path) -> None:
     launch.write(file, "", {("product", KEY): LARGE})
     launch.measured.cache_clear()
-    with launch.asking(lambda op, key, default, candidates: (op, key, list(candidates()))):
-        assert ask() == ("product", KEY, [SMALL, LARGE, Other(64, 8)])
-    assert ask() == LARGE
+    with launch.override_lookup(lambda op, key, default, candidates: (op, key, list(candidates()))):
+        assert lookup() == ("product", KEY, [SMALL, LARGE, Other(64, 8)])
+    assert lookup() == LARGE
 
 
 def test_classes_of_rows() -> None:
@@ -127,15 +127,15 @@ def test_classes_of_rows() -> None:
     ]
 
 
-def asked(call: Callable[[], object]) -> list[tuple[str, launch.Key, Any]]:
-    """The operations, keys and defaults for which a call asks."""
+def lookups(call: Callable[[], object]) -> list[tuple[str, launch.Key, Any]]:
+    """The operation, key and default of each look-up of a call."""
     found = list[tuple[str, launch.Key, Any]]()
 
     def note(op: str, key: launch.Key, default: Any, candidates: object) -> Any:
         found.append((op, key, default))
         return default
 
-    with launch.asking(note):
+    with launch.override_lookup(note):
         call()
     return found
 
@@ -156,10 +156,10 @@ def step(sequences: int, queries: int) -> AttentionMetadata:
 def attend(sequences: int, queries: int, kernel: Any = attention.attention) -> Any:
     q = torch.zeros(sequences * queries, 2, 16, dtype=torch.float16)
     cache = torch.zeros(sequences, 1, 16, 16, dtype=torch.float16)
-    return asked(lambda: kernel(q, cache, cache, step(sequences, queries), 1.0))
+    return lookups(lambda: kernel(q, cache, cache, step(sequences, queries), 1.0))
 
 
-def test_deterministic_attention_does_not_ask() -> None:
+def test_deterministic_attention_looks_nothing_up() -> None:
     assert not attend(1, 1, attention.attention_deterministic)
     assert [op for op, *_ in attend(1, 1)] == ["attention"]
 
@@ -172,14 +172,14 @@ def test_attention_depends_on_streams_or_rows() -> None:
 
 
 def test_tiles_of_latent_attention_depend_on_rows() -> None:
-    def ask_for(queries: int) -> Any:
+    def look_up(queries: int) -> Any:
         q = torch.zeros(queries, 4, 48, dtype=torch.float16)
         cache = torch.zeros(1, 1, 16, 48, dtype=torch.float16)
-        [found] = asked(
+        [found] = lookups(
             lambda: latent.latent_attention(q, cache, cache[..., :32], step(1, queries), 1.0)
         )
         return found
 
-    few, many = ask_for(4), ask_for(5)
+    few, many = look_up(4), look_up(5)
     assert (few[2], many[2]) == latent.TILES["interpreter"]
-    assert few[1] != many[1] and many == ask_for(8)
+    assert few[1] != many[1] and many == look_up(8)

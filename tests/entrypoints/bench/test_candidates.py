@@ -6,8 +6,6 @@ where triton does not interpret kernels.
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -17,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from tiny.cuda_kernels import cuda_kernels
+from tiny.cuda_kernels import cuda_kernels, run_compiled
 
 from ostro.core.plugins.manager import PluginManager
 from ostro.entrypoints.bench import kernels
@@ -41,12 +39,7 @@ SHARED = 227 << 10
     ],
 )
 def test_candidates_compile(name: str, quant: str, ops: set[str]) -> None:
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    command = [sys.executable, __file__, name, quant]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    lines = [line.split(",") for line in run.stdout.splitlines()]
+    lines = [line.split(",") for line in run_compiled(__file__, name, quant)]
     assert {op for op, *_ in lines} == ops
     for op, compiled, total in lines:
         # Few need more shared memory than there is.

@@ -129,7 +129,7 @@ def test_decode_steps_have_tokens_before_them(engine: Engine) -> None:
     assert len(batches) == 3 and all(batch.lengths.tolist() == [21] * 3 for batch in batches)
 
 
-def test_a_call_may_ask_for_several_parameters() -> None:
+def test_a_call_may_look_up_several_parameters() -> None:
     """One of them is measured, with the defaults of the others."""
 
     def kernel() -> tuple[int, int]:

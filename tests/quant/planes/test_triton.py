@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from triton import jit
 
 from ostro.core.ops import Op, Target
-from ostro.core.ops.launch import asking
+from ostro.core.ops.launch import override_lookup
 from ostro.plugins.conformance.kernels import DEVICE, poison
 from ostro.quant.planes.planes import WIDTHS, Planes, pack_codes
 from ostro.quant.planes.quant_matmul import (
@@ -268,7 +268,7 @@ def test_x_in_the_order_of_tiles() -> None:
 
 def test_many_rows_are_multiplied_dense() -> None:
     made, x = planes(n=9, bits=4, group=32, zero=8), some_rows(11, 96)
-    with poison(), asking(lambda *_: tiles.Dequantize(elements=96 * 4)):
+    with poison(), override_lookup(lambda *_: tiles.Dequantize(elements=96 * 4)):
         rounded, exact = kernels.matmul(x, made), kernels.matmul_exact(x, made)
     assert_near(rounded, truth_of(x, made, True), 1e-5)
     assert_near(exact, truth_of(x, made, False), 1e-5)
@@ -440,7 +440,7 @@ def test_plans_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = list[Any]()
 
     def kinds(plan: Callable[..., Any], made: Any, *counts: int) -> list[str]:
-        with asking(lambda op, key, default, more: keys.append(key) or default):
+        with override_lookup(lambda op, key, default, more: keys.append(key) or default):
             plans = [plan(made, some_rows(rows, 96, HALF), quantize=True) for rows in counts]
         return [type(plan).__name__ for plan in plans]
 
