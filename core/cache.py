@@ -61,7 +61,7 @@ class RecurrentView(Protocol):
     """A view on the cache of one recurrent layer in a step.
 
     `states` are tensors [blocks, *shape] float32, one per shape of the layer's spec. `layout` has
-    the block from which each sequence reads its state and the block to which it writes it.
+    the block from which each sequence reads its state, and the blocks to which its rows write it.
     """
 
     @property
@@ -118,7 +118,8 @@ class CacheKind(ABC):
         """Whether a step must end at the end of a block, or in the block where it starts.
 
         True if a block is the state of a sequence after its last token, not the pages of its
-        tokens: a step that runs past the end leaves no state to cache.
+        tokens: a step that runs past the end leaves no state to cache. The state after a proposed
+        token (speculative decoding) must be written to the block of its slot.
         """
         return False
 

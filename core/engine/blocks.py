@@ -136,10 +136,15 @@ class BlockPool:
 
 @dataclass
 class BlockTable:
-    """The blocks of one sequence in one group, in order; -1 for an index without a block."""
+    """The blocks of one sequence in one group, in order; -1 for an index without a block.
+
+    All blocks before index `first` are released. `drafts` are the blocks of a group of states for
+    the proposed tokens of the step in flight, one for the state after each of them.
+    """
 
     blocks: list[int] = field(default_factory=list)
-    first: int = 0  # all blocks before this index are released
+    first: int = 0
+    drafts: list[int] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -268,11 +273,47 @@ class BlockManager:
         if not self.has_room(tables, length):
             return False
         for group, table in self.pairs(tables):
-            for needed in self.missing(group, table, length):
-                last = table.blocks[-1] if table.blocks else -1
-                after = last if last >= 0 else None
-                table.blocks.append(group.pool.allocate(after) if needed else -1)
+            self.extend(group, table, length)
         return True
+
+    def extend(self, group: CacheGroup, table: BlockTable, length: int) -> None:
+        """Allocate the blocks for `length` tokens in one group, which has them."""
+        for needed in self.missing(group, table, length):
+            last = table.blocks[-1] if table.blocks else -1
+            after = last if last >= 0 else None
+            table.blocks.append(group.pool.allocate(after) if needed else -1)
+
+    def grow_drafts(self, tables: Sequence[BlockTable], length: int, count: int) -> bool:
+        """Allocate the blocks for `count` proposed tokens after `length` tokens.
+
+        False, without any change, if they do not fit.
+        """
+        for group, table in self.pairs(tables):
+            pages = sum(self.missing(group, table, length + count))
+            if (count if group.kind.aligned else pages) > group.pool.available:
+                return False
+        for group, table in self.pairs(tables):
+            if group.kind.aligned:
+                table.drafts += [group.pool.allocate() for _ in range(count)]
+            else:
+                self.extend(group, table, length + count)
+        return True
+
+    def accept_draft(self, tables: Sequence[BlockTable], position: int) -> None:
+        """The state after the next proposed token, that at `position`, is now the newest."""
+        for group, table in self.pairs(tables):
+            if group.kind.aligned:
+                # The token is in the block of the one before it, or in the next block.
+                if len(table.blocks) > position // self.block:
+                    group.pool.release(table.blocks.pop())
+                table.blocks.append(table.drafts.pop(0))
+
+    def release_drafts(self, tables: Sequence[BlockTable]) -> None:
+        """Release the blocks of the proposed tokens that were not accepted."""
+        for group, table in self.pairs(tables):
+            for block in table.drafts:
+                group.pool.release(block)
+            table.drafts = []
 
     def trim(self, tables: Sequence[BlockTable], length: int) -> None:
         """Release the blocks that a sequence of `length` tokens no longer reads."""
@@ -297,6 +338,7 @@ class BlockManager:
 
     def release(self, tables: Sequence[BlockTable]) -> None:
         """Release all blocks of a sequence and empty its tables."""
+        self.release_drafts(tables)
         # The last block first: idle blocks are evicted in the order of their release, and a block
         # is found only if all blocks before it are cached.
         for group, table in self.pairs(tables):

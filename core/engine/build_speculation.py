@@ -54,15 +54,10 @@ def build_speculation(
 
     blocks: those of the model. draft_groups: the cache of its draft model. rows: the rows of a
     step. captured, captured_prompts: those of `ModelRunner`, for its runner. Raises UsageError for
-    an unknown name, a model with recurrent states, and a draft model of another vocabulary.
+    an unknown name and a draft model of another vocabulary.
     """
     if settings.speculate is None:
         return None
-    if blocks.aligned:
-        raise UsageError(
-            f"--speculate {settings.speculate}: layers of this model keep recurrent states, which "
-            "cannot return to an earlier token; leave the option out"
-        )
     vocab, seqs = int(loaded.config.vocab_size), settings.max_seqs
     proposer: Proposer
     if loaded.draft is None:
@@ -91,10 +86,10 @@ def check_draft(
     name = settings.speculate or ""
     if not isinstance(draft.model, TokenModel) or "text" not in draft.architecture.tasks:
         raise UsageError(f"--speculate {name}: it does not generate text; choose a text model")
-    if blocks.aligned or blocks.cross_groups:
+    if blocks.cross_groups:
         raise UsageError(
-            f"--speculate {name}: a draft model must not have recurrent states or read media by "
-            "cross attention; choose another one"
+            f"--speculate {name}: a draft model must not read media by cross attention; choose "
+            "another one"
         )
     check_vocabularies(
         read_vocabulary(loaded, settings, plugins, ()),

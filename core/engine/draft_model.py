@@ -1,8 +1,8 @@
 """A draft model: a smaller model of the same vocabulary proposes its most likely tokens.
 
 It has a runner and a cache of its own, in the memory that is planned for both models. All sequences
-draft in the same steps. A sequence keeps the K/V of the tokens that both models agree on, so that a
-proposal of k tokens takes k small steps.
+draft in the same steps. A sequence keeps the cache of the tokens that both models agree on, so that
+a proposal of k tokens takes k small steps.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ostro.core.engine.blocks import BlockManager
 from ostro.core.engine.runner import ModelRunner, standalone_sequence
 from ostro.core.engine.scheduler import Chunk, StepPlan
 from ostro.core.engine.sequence import Sequence as TokenSequence
@@ -27,31 +28,36 @@ FIELDS = (
 
 @dataclass
 class DraftSequence:
-    """A sequence of the draft model: `state` has the tokens of the target, then drafts.
+    """A sequence of the draft model: the tokens of the target, then its own drafts.
 
-    `checked`: how many of the tokens are the target's. `unusable`: one of them is not in the
-    vocabulary of the draft model.
+    `computed` of the state counts both. `unusable`: a token of the target is not in the vocabulary
+    of the draft model.
     """
 
     state: TokenSequence
-    checked: int = 0
     unusable: bool = False
 
     @property
     def missing(self) -> int:
-        """The number of tokens that are not in the cache."""
-        return self.state.length - self.state.computed
+        """The number of tokens and drafts that are not in the cache."""
+        return self.state.length + len(self.state.drafts) - self.state.computed
 
-    def follow(self, tokens: Sequence[int], vocab: int) -> None:
-        """Take the target's tokens over, which replace drafts that were rejected."""
-        self.unusable = self.unusable or max(tokens[self.checked :], default=0) >= vocab
-        own, end = self.state, self.checked
-        while end < min(own.length, len(tokens)) and own.tokens[end] == tokens[end]:
-            end += 1
-        own.tokens[end:] = tokens[end:]
-        # At least one row must run: its logits give the first draft.
-        own.computed = min(own.computed, end, len(tokens) - 1)
-        self.checked = len(tokens)
+    def follow(self, tokens: Sequence[int], vocab: int, blocks: BlockManager) -> None:
+        """Take over the target's tokens instead of the drafts, at least one more than are computed.
+
+        The drafts that were right stay in the cache.
+        """
+        own, known = self.state, self.state.length
+        self.unusable = self.unusable or max(tokens[known:], default=0) >= vocab
+        computed = min(own.computed, known)
+        # Not the last token: its row must run, whose logits give the first draft.
+        for draft, token in zip(own.drafts, tokens[known:-1], strict=False):
+            if draft != token or computed == own.computed:
+                break
+            blocks.accept_draft(own.tables, computed)
+            computed += 1
+        blocks.release_drafts(own.tables)
+        own.tokens, own.drafts, own.computed = list(tokens), [], computed
 
     def chunks(self, budget: int) -> list[Chunk]:
         """The rows that are missing, up to `budget`, the last of which draws.
@@ -59,6 +65,8 @@ class DraftSequence:
         One or two are decode rows, which run in a captured step.
         """
         own, count = self.state, min(self.missing, budget)
+        if own.drafts:
+            return [Chunk(own, own.computed, 1, True, own.drafts[-1])] if count else []
         if self.missing <= min(2, budget):
             return [Chunk(own, own.computed + i, 1, True) for i in range(count)]
         return [Chunk(own, own.computed, count, count == self.missing)] if count else []
@@ -95,7 +103,7 @@ class DraftModel:
                     drawing.append(i)
             self.run(plan, [live[i] for i in drawing])
             for i in drawing:
-                drafts[i].append(live[i].state.tokens[-1])
+                drafts[i] = live[i].state.drafts
                 if len(drafts[i]) == requests[i].count:
                     del live[i]
         return drafts
@@ -108,12 +116,17 @@ class DraftModel:
         if len(request.tokens) + request.count > self.runner.context:
             return None
         sequence = self.sequences[request.row]
-        if sequence is None or request.started:
+        # Of the same tokens no row is missing whose logits give the first draft.
+        if (
+            sequence is None
+            or request.started
+            or sequence.state.computed >= len(request.tokens) == sequence.state.length
+        ):
             self.release(request.row)
             sequence = DraftSequence(standalone_sequence([]))
             sequence.state.tables = self.runner.blocks.new_tables()
             self.sequences[request.row] = sequence
-        sequence.follow(request.tokens, self.runner.sampler.vocab)
+        sequence.follow(request.tokens, self.runner.sampler.vocab, self.runner.blocks)
         if sequence.unusable:
             return None
         self.runner.blocks.trim(sequence.state.tables, sequence.state.computed)
@@ -121,8 +134,12 @@ class DraftModel:
 
     def grow(self, row: int, sequence: DraftSequence, count: int) -> bool:
         """Allocate the blocks for `count` more tokens; without room, release all of a sequence."""
-        tables = sequence.state.tables
-        if self.runner.blocks.grow(tables, sequence.state.computed + count):
+        own, blocks = sequence.state, self.runner.blocks
+        if own.drafts:
+            has_room = blocks.grow_drafts(own.tables, own.computed, count)
+        else:
+            has_room = blocks.grow(own.tables, own.computed + count)
+        if has_room:
             return True
         self.release(row)
         return False
@@ -140,7 +157,7 @@ class DraftModel:
         rows = {chunk.sequence: row for row, chunk in enumerate(launched.drawing)}
         best = launched.logits[:, : self.vocab].argmax(-1).tolist()
         for sequence in drawing:
-            sequence.state.tokens.append(best[rows[sequence.state]])
+            sequence.state.drafts.append(best[rows[sequence.state]])
 
     def release(self, row: int) -> None:
         """Release the blocks of a row's sequence."""

@@ -407,7 +407,7 @@ class Engine:
                 # Before the check: a preempted sequence waits until no token is pending.
                 sequence.pending = max(0, sequence.pending - 1)
             # A sequence may have finished after this step was launched.
-            if sequence.finish is not None or not accept(chunk):
+            if sequence.finish is not None or not self.scheduler.accept(chunk):
                 continue
             if token < 0:
                 outputs += self.fail([sequence], not_finite(self.runner.dtype))
@@ -418,6 +418,8 @@ class Engine:
         if (speculation := self.scheduler.speculation) is not None:
             rows = launched.plan.rows if launched.plan.decodes else None
             speculation.read(accepted, last, rows, perf_counter() - launched.began)
+            for sequence in accepted:
+                self.blocks.release_drafts(sequence.tables)
         # A later step in flight would have drawn the first of these tokens already.
         for sequence in () if self.lag else dict.fromkeys(drawing):
             if sequence.finish is not None or not self.scheduler.may_append(sequence):
@@ -503,20 +505,6 @@ class Engine:
         self.runner.close()
         if self.registry is not None:
             self.registry.close()
-
-
-def accept(chunk: Chunk) -> bool:
-    """Whether the token drawn after a chunk counts; marks the row of an accepted draft as computed.
-
-    A draft is accepted if it is the token that was drawn for its place.
-    """
-    if chunk.draft is None:
-        return True
-    tokens = chunk.sequence.tokens
-    if len(tokens) != chunk.start + 1 or tokens[-1] != chunk.draft:
-        return False
-    chunk.sequence.computed = chunk.start + 1
-    return True
 
 
 def rekey_media(items: list[Item], mixture: Mixture) -> list[Item]:

@@ -25,20 +25,13 @@ class RowSegment:
     full: bool = False
 
 
-def paged_segments(
-    chunk: Chunk, table: BlockTable, sparse: bool, spans: bool = True
-) -> list[RowSegment]:
-    """The rows of a chunk over its own blocks, split at the edges of atoms with `spans`.
-
-    `sparse` is for groups of states, whose chunks are not split.
-    """
+def paged_segments(chunk: Chunk, table: BlockTable, spans: bool = True) -> list[RowSegment]:
+    """The rows of a chunk over its own blocks, split at the edges of atoms with `spans`."""
     # -1 marks released blocks. No row reads them, but an index must be valid: block 0 is.
-    blocks = table.blocks
-    if table.first or sparse:
-        blocks = [max(block, 0) for block in blocks]
+    blocks = [max(block, 0) for block in table.blocks] if table.first else table.blocks
     start, stop = chunk.start, chunk.start + chunk.count
     # Only prompts have atoms.
-    if sparse or not spans or start >= chunk.sequence.prompt:
+    if not spans or start >= chunk.sequence.prompt:
         return [RowSegment(chunk.count, stop, blocks)]
     atoms = [
         (max(a, start), min(b, stop)) for a, b in chunk.sequence.atoms if a < stop and b > start
@@ -96,7 +89,7 @@ def build_metadata(
 
 
 def slot_mapping(blocks: Sequence[int], block: int, start: int, stop: int) -> list[int]:
-    """Slots of the tokens start..stop in `blocks` of `block` tokens each."""
+    """Slots of the tokens start..stop in `blocks` of `block` tokens each; negative without one."""
     return [blocks[p // block] * block + p % block for p in range(start, stop)]
 
 
@@ -104,13 +97,41 @@ def paged_metadata(
     group: CacheGroup, index: int, chunks: Sequence[Chunk], block: int, device: torch.device
 ) -> AttentionMetadata:
     """The metadata of these chunks in one group, from table `index` of each sequence."""
+    if group.kind.aligned:
+        return state_metadata(index, chunks, block, device)
     segments, slots = list[RowSegment](), list[int]()
     for chunk in chunks:
-        kind, table = group.kind, chunk.sequence.tables[index]
-        chunk_segments = paged_segments(chunk, table, kind.aligned, kind.spec.spans)
-        segments += chunk_segments
-        blocks = chunk_segments[0].blocks  # all segments of a chunk have the same
-        slots += slot_mapping(blocks, block, chunk.start, chunk.start + chunk.count)
+        table = chunk.sequence.tables[index]
+        segments += paged_segments(chunk, table, group.kind.spec.spans)
+        slots += slot_mapping(table.blocks, block, chunk.start, chunk.start + chunk.count)
+    return build_metadata(segments, slots, device)
+
+
+def state_metadata(
+    index: int, chunks: Sequence[Chunk], block: int, device: torch.device
+) -> AttentionMetadata:
+    """As `paged_metadata`, of a group of states: the chunks of a sequence are one segment.
+
+    The state after a proposed token has a block of its own; see `BlockTable.drafts`.
+    """
+    segments, slots = list[RowSegment](), list[int]()
+    previous = None
+    for chunk in chunks:
+        sequence, stop = chunk.sequence, chunk.start + chunk.count
+        table = sequence.tables[index]
+        place = chunk.start - len(sequence.tokens)  # of a draft among those of its sequence
+        if sequence is previous:
+            segments[-1].rows, segments[-1].length = segments[-1].rows + chunk.count, stop
+        else:
+            blocks = list(table.blocks)
+            if place > 0:  # the state before it is that after the draft before it
+                blocks[(chunk.start - 1) // block :] = [table.drafts[place - 1]]
+            segments.append(RowSegment(chunk.count, stop, [max(i, 0) for i in blocks]))
+        if chunk.draft is None:
+            slots += slot_mapping(table.blocks, block, chunk.start, stop)
+        else:
+            slots.append(table.drafts[place] * block)
+        previous = sequence
     return build_metadata(segments, slots, device)
 
 

@@ -198,18 +198,36 @@ class Scheduler:
 
     def add_drafts(self, plan: StepPlan, speculation: Speculation, budget: int) -> None:
         """Add rows for proposed tokens to a plan, as far as rows and blocks are left."""
-        for chunk in plan.chunks:
-            chunk.sequence.drafts = []
-        chunks = [c for c in plan.chunks if c.count == 1 and c.draws and may_speculate(c.sequence)]
-        drafts = speculation.drafts([chunk.sequence for chunk in chunks], plan.rows, budget)
-        for chunk, tokens in zip(chunks, drafts, strict=True):
-            sequence, after = chunk.sequence, chunk.start + 1
-            if not tokens or not self.blocks.grow(sequence.tables, after + len(tokens)):
-                continue
+        decoding = [c.sequence for c in plan.chunks if c.count == 1 and c.draws]
+        sequences = [sequence for sequence in decoding if may_speculate(sequence)]
+        drafts = speculation.drafts(sequences, plan.rows, budget)
+        tokens_of = dict(zip(sequences, drafts, strict=True))
+        planned, plan.chunks = plan.chunks, []
+        for chunk in planned:
+            sequence, length = chunk.sequence, chunk.start + chunk.count
+            tokens = tokens_of.get(sequence, [])
+            while tokens and not self.blocks.grow_drafts(sequence.tables, length, len(tokens)):
+                tokens = tokens[:-1]
             sequence.drafts = tokens
+            # The rows of a sequence are adjacent: recurrent layers compute them one by one.
             plan.chunks += [
-                Chunk(sequence, after + i, 1, True, token) for i, token in enumerate(tokens)
+                chunk,
+                *(Chunk(sequence, length + i, 1, True, token) for i, token in enumerate(tokens)),
             ]
+
+    def accept(self, chunk: Chunk) -> bool:
+        """Whether the token drawn after a chunk counts; keeps the row of an accepted draft.
+
+        A draft is accepted if it is the token that was drawn for its place.
+        """
+        if chunk.draft is None:
+            return True
+        sequence = chunk.sequence
+        if len(sequence.tokens) != chunk.start + 1 or sequence.tokens[-1] != chunk.draft:
+            return False
+        sequence.computed = chunk.start + 1
+        self.blocks.accept_draft(sequence.tables, chunk.start)
+        return True
 
     def may_append(self, sequence: Sequence) -> bool:
         """Whether tokens may be appended to a sequence without being drawn.

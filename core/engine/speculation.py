@@ -7,8 +7,9 @@ The tokens are therefore the same with and without speculation, also if they are
 depends on seed and position alone. For drafts without probabilities this accepts as often as
 rejection sampling (Leviathan et al. 2023).
 
-The K/V of rejected drafts is overwritten: a row writes its K/V before later rows read it. Recurrent
-states cannot go back, so their models are refused.
+The K/V of rejected drafts is overwritten: a row writes its K/V before later rows read it. Of a
+recurrent state there is one after each draft, in a block of its own; the block after the last
+accepted draft takes the place of the sequence's newest one.
 """
 
 from __future__ import annotations

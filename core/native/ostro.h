@@ -105,6 +105,17 @@ static inline void call(void (*function)(A...), const int64_t* words) {
     call(function, words, std::index_sequence_for<A...>());
 }
 
+// Whether sequence s of a `StateLayout` is idle: it has no rows, or its last one saves no state.
+static inline bool is_idle(const int64_t* starts, const int64_t* saved, int64_t s) {
+    return starts[s] == starts[s + 1] || saved[starts[s + 1] - 1] < 0;
+}
+
+// The first row from `row` on whose state is saved, in a sequence that is not idle.
+static inline int64_t next_saved(const int64_t* saved, int64_t row) {
+    while (saved[row] < 0) row++;
+    return row;
+}
+
 // Export a function template `name<T>` for one element type under C names: its address, and a
 // function of the same arguments as words.
 #define EXPORT_ONE(name, T, suffix)                                                              \

@@ -7,6 +7,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 import torch
+from tiny.states import state_layout
 from torch import Tensor
 
 from ostro.core.ops.attention import AttentionMetadata
@@ -87,10 +88,5 @@ def states(rows: Sequence[int], *, new: bool = False) -> StateLayout:
     """The layout of sequences with so many rows: sequence i continues the state in block 2 i, and
     writes block 2 i + 1. With `new`, sequences begin without a state."""
     count = len(rows)
-    lists = (
-        [0, *accumulate(rows)],
-        [-1] * count if new else [2 * i for i in range(count)],
-        [2 * i + 1 if n else -1 for i, n in enumerate(rows)],
-    )
-    starts, before, after = (torch.tensor(x, dtype=torch.int64, device=DEVICE) for x in lists)
-    return StateLayout(starts, before, after, sum(rows))
+    before = [-1] * count if new else [2 * i for i in range(count)]
+    return state_layout(rows, before, [2 * i + 1 for i in range(count)], DEVICE)

@@ -15,6 +15,7 @@ from unittest import mock
 import pytest
 import torch
 from gpu.comparison import ON_GPU, error, pick
+from tiny.drafts import LENGTH, Oracle, requests_of, run, speculating, whole
 from torch import Tensor
 
 from ostro.core.adapters.adapter import EMPTY, Mixture
@@ -30,6 +31,7 @@ from ostro.core.records import Settings
 from ostro.core.step import Step
 from ostro.entrypoints.bench.adapters import random_adapter
 from ostro.plugins.conformance.kernels import DEVICE
+from ostro.plugins.conformance.parity import subject
 
 SHAPE = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -191,6 +193,23 @@ def test_deterministic_answers_do_not_depend_on_the_batch(tmp_path: Path) -> Non
         together = tokens_of(serve(engine, requests))
         for request in requests[:: pick(4, 2)]:
             assert tokens_of(serve(engine, [request]))[request.id] == together[request.id]
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "lfm2", "mamba2", "qwen3"])
+def test_answers_are_the_same_with_drafts(name: str, tmp_path: Path) -> None:
+    """Right and wrong ones, in captured steps; of recurrent layers, each has a state."""
+    plugins = PluginManager()
+    plugins.load()
+    with subject(plugins, name) as model:
+        options = {"device": DEVICE.type, "replay": not ON_GPU, "deterministic": True}
+        engine = model.engine(rows=64, blocks=64, max_seqs=4, **options)
+        engine.runner.capture()
+        requests = requests_of(model)
+        wanted = run(engine, requests)
+        for wrong in (10**9, 5):
+            speculation = speculating(engine, Oracle(whole(requests, wanted), wrong))
+            assert run(engine, requests) == wanted
+            assert speculation.accepted > LENGTH
 
 
 def test_preempted_requests_run_again(tmp_path: Path) -> None:

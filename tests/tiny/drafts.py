@@ -7,7 +7,7 @@ from typing import Any
 
 from ostro.core.engine.draft_length import StepCosts
 from ostro.core.engine.engine import Engine
-from ostro.core.engine.speculation import Speculation
+from ostro.core.engine.speculation import DraftRequest, Speculation
 from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.plugins.conformance.parity import Subject
 
@@ -43,6 +43,33 @@ def run(engine: Engine, requests: Sequence[TokenRequest]) -> Tokens:
     for output in engine.drain():
         found.setdefault((output.id, output.index), []).extend(output.tokens)
     return found
+
+
+def whole(requests: Sequence[TokenRequest], found: Tokens) -> list[list[int]]:
+    """The prompts with their answers."""
+    prompts = {request.id: request.tokens for request in requests}
+    return [[*prompts[id], *tokens] for (id, _), tokens in found.items()]
+
+
+class Oracle:
+    """Proposes the tokens of known answers, and a wrong one at every `wrong`-th place."""
+
+    def __init__(self, answers: Sequence[list[int]], wrong: int = 10**9) -> None:
+        self.answers, self.wrong, self.counts = answers, wrong, list[int]()
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
+        found = []
+        for request in requests:
+            tokens, at = list(request.tokens), len(request.tokens)
+            self.counts.append(request.count)
+            rest = next((a[at:] for a in self.answers if a[:at] == tokens), [])
+            found.append(
+                [
+                    token if (at + i) % self.wrong else (token + 1) % 100
+                    for i, token in enumerate(rest[: request.count])
+                ]
+            )
+        return found
 
 
 def speculating(engine: Engine, proposer: Any) -> Speculation:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ostro.core.ops.state_layout import StateLayout
+from ostro.core.ops.state_layout import StateLayout, active_sequences
 
 
 def causal_conv(
@@ -19,17 +19,15 @@ def causal_conv(
 ) -> Tensor:
     """See the package."""
     channels, width = weight.shape
-    out = torch.empty_like(x)
-    starts = places.starts.tolist()
-    ends = zip(places.before.tolist(), places.after.tolist(), strict=True)
-    for s, (before, after) in enumerate(ends):
-        rows = x[starts[s] : starts[s + 1]].float()
-        if after < 0:
-            out[starts[s] : starts[s + 1]] = 0
-            continue
+    out = torch.zeros_like(x)
+    saved = places.saved.tolist()
+    for before, rows in active_sequences(places):
+        span = slice(rows.start, rows.stop)
         past = state[before] if before >= 0 else state.new_zeros(channels, width - 1)
-        padded = torch.cat((past, rows.T), 1)
+        padded = torch.cat((past, x[span].float().T), 1)
         y = F.conv1d(padded[None], weight[:, None], bias, groups=channels)[0].T
-        out[starts[s] : starts[s + 1]] = F.silu(y) if act == "silu" else y
-        state[after] = padded[:, padded.shape[1] - (width - 1) :]
+        out[span] = F.silu(y) if act == "silu" else y
+        for i, t in enumerate(rows, 1):
+            if saved[t] >= 0:
+                state[saved[t]] = padded[:, i : i + width - 1]
     return out

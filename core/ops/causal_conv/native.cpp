@@ -13,12 +13,13 @@ static inline void scatter(float* p, int64_t step, v16 x, int64_t left) {
 }
 
 // x [rows, channels], `row_step` apart, to y (contiguous): 16 channels of one sequence at a time.
-// Row i - (width - 1) of a sequence is column i of its state for i < width - 1. The state is copied
-// to its new block from left to right, so the two blocks may be the same.
+// Row i - (width - 1) of a sequence is column i of its state for i < width - 1. States are saved
+// after all rows are computed, the last first, and each from left to right: the first may be saved
+// to the block that holds the old one.
 template <class T>
 void causal_conv(const T* x, int64_t row_step, int64_t channels, const float* weight,
                  int64_t width, const float* bias, float* state, int64_t sequences,
-                 const int64_t* starts, const int64_t* before, const int64_t* after, int64_t silu,
+                 const int64_t* starts, const int64_t* before, const int64_t* saved, int64_t silu,
                  T* y) {
     int64_t tiles = (channels + 15) / 16, past = width - 1;
 #pragma omp parallel for collapse(2) schedule(static) if (starts[sequences] * channels > 32768)
@@ -27,7 +28,7 @@ void causal_conv(const T* x, int64_t row_step, int64_t channels, const float* we
             int64_t c = tile * 16, left = channels - c, rows = starts[s + 1] - starts[s];
             const T* from = x + starts[s] * row_step + c;
             T* to = y + starts[s] * channels + c;
-            if (after[s] < 0) {
+            if (is_idle(starts, saved, s)) {
                 for (int64_t t = 0; t < rows; t++) store(to + t * channels, v16{}, left);
                 continue;
             }
@@ -44,8 +45,12 @@ void causal_conv(const T* x, int64_t row_step, int64_t channels, const float* we
                 if (silu) sum /= 1.0f + exp(-sum);
                 store(to + t * channels, sum, left);
             }
-            float* kept = state + (after[s] * channels + c) * past;
-            for (int64_t j = 0; j < past; j++) scatter(kept + j, past, row(rows - past + j), left);
+            for (int64_t t = rows - 1; t >= 0; t--) {
+                int64_t block = saved[starts[s] + t];
+                float* target = state + (block * channels + c) * past;
+                for (int64_t j = 0; j < past && block >= 0; j++)
+                    scatter(target + j, past, row(t + 1 - past + j), left);
+            }
         }
 }
 EXPORT(causal_conv)

@@ -21,8 +21,8 @@ SIGNATURE = Signature(
     bias=Arg("channels", torch.float32, optional=True),
     state=Arg("blocks channels width-1", torch.float32),
     before=Arg("sequences", torch.int64),
-    after=Arg("sequences", torch.int64),
     starts=Arg("sequences+1", torch.int64),
+    saved=Arg("rows", torch.int64),
     x=Arg("rows channels", strided="rows"),
 )
 
@@ -39,8 +39,8 @@ def causal_conv(
     channels, width = weight.shape
     if width > WIDEST:
         return naive.causal_conv(x, weight, bias, state, places, act)
-    where = places.before, places.after, places.starts
-    SIGNATURE(weight, bias, state, *where, x, rows=places.rows)
+    where = places.before, places.starts, places.saved
+    SIGNATURE(weight, bias, state, *where, x)
     out = torch.empty(x.shape, dtype=x.dtype)
     CAUSAL_CONV[x.dtype](
         x.data_ptr(),
@@ -53,7 +53,7 @@ def causal_conv(
         len(places.before),
         places.starts.data_ptr(),
         places.before.data_ptr(),
-        places.after.data_ptr(),
+        places.saved.data_ptr(),
         act == "silu",
         out.data_ptr(),
     )

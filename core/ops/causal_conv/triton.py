@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ostro.core.ops.rows import check_contiguous
-from ostro.core.ops.state_layout import StateLayout
+from ostro.core.ops.state_layout import SAVED_ROWS, StateLayout
 
 ROWS, CHANNELS = 4, 256
 SEQUENCES = 128  # starts of sequences compared at a time
@@ -43,7 +43,7 @@ def causal_conv(
         state,
         places.starts,
         places.before,
-        places.after,
+        places.saved,
         out,
         rows,
         channels,
@@ -61,10 +61,11 @@ def causal_conv(
         state,
         places.starts,
         places.before,
-        places.after,
+        places.saved,
         channels,
         *x.stride(),
         state.stride(0),
+        SAVED_ROWS=SAVED_ROWS,
         PAST=width - 1,
         COLUMNS=triton.next_power_of_2(max(1, width - 1)),
         CHANNELS=tile,
@@ -80,7 +81,7 @@ def causal_conv_kernel(
     state,
     starts,
     before,
-    after,
+    saved,
     out,
     rows,
     channels,
@@ -101,7 +102,7 @@ def causal_conv_kernel(
     owner = tl.where(real, owner, 0)
     first = tl.load(starts + owner)
     old = tl.load(before + owner)
-    idle = tl.load(after + owner) < 0
+    idle = tl.load(saved + tl.load(starts + owner + 1) - 1) < 0
     mask = real[:, None] & (c < channels)[None, :]
     sum = tl.zeros((ROWS, CHANNELS), tl.float32)
     if bias is not None:
@@ -143,32 +144,36 @@ def move_states_kernel(
     state,
     starts,
     before,
-    after,
+    saved,
     channels,
     x_row,
     x_step,
     state_block,
+    SAVED_ROWS: tl.constexpr,
     PAST: tl.constexpr,
     COLUMNS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
     s = tl.program_id(0)
-    new = tl.load(after + s)
-    if new >= 0:
-        old = tl.load(before + s)
-        first = tl.load(starts + s)
-        rows = tl.load(starts + s + 1) - first
-        c = (tl.program_id(1).to(tl.int64) * CHANNELS + tl.arange(0, CHANNELS))[:, None]
-        column = tl.arange(0, COLUMNS)[None, :].to(tl.int64)
-        mask = (c < channels) & (column < PAST)
-        t = rows - PAST + column
-        oldest = tl.where(old >= 0, -PAST, 0)  # the first row of the old state, if there is one
-        here = tl.load(x + (first + t) * x_row + c * x_step, mask=mask & (t >= 0), other=0.0)
-        there = tl.load(
-            state + old * state_block + c * PAST + (t + PAST),
-            mask=mask & (t < 0) & (t >= oldest),
-            other=0.0,
-        )
-        tl.debug_barrier()  # the two blocks may be the same: finish all reads before the store
-        kept = here.to(tl.float32) + there
-        tl.store(state + new * state_block + c * PAST + column, kept, mask=mask)
+    old = tl.load(before + s)
+    first = tl.load(starts + s)
+    rows = tl.load(starts + s + 1) - first
+    c = (tl.program_id(1).to(tl.int64) * CHANNELS + tl.arange(0, CHANNELS))[:, None]
+    column = tl.arange(0, COLUMNS)[None, :].to(tl.int64)
+    mask = (c < channels) & (column < PAST)
+    oldest = tl.where(old >= 0, -PAST, 0)  # the first row of the old state, if there is one
+    # The last row first: the first one may be saved to the block that holds the old state.
+    for back in range(tl.minimum(rows, SAVED_ROWS)):
+        row = rows - 1 - back
+        block = tl.load(saved + first + row)
+        if block >= 0:
+            t = row + 1 - PAST + column
+            here = tl.load(x + (first + t) * x_row + c * x_step, mask=mask & (t >= 0), other=0.0)
+            there = tl.load(
+                state + old * state_block + c * PAST + (t + PAST),
+                mask=mask & (t < 0) & (t >= oldest),
+                other=0.0,
+            )
+            tl.debug_barrier()  # all threads have read before one stores
+            value = here.to(tl.float32) + there
+            tl.store(state + block * state_block + c * PAST + column, value, mask=mask)

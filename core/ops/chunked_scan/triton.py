@@ -12,9 +12,9 @@ from torch import Tensor
 
 from ostro.core.ops.attention.tiles import target_family
 from ostro.core.ops.attention.triton import TENSOR_FLOAT
-from ostro.core.ops.state_layout import StateLayout
+from ostro.core.ops.state_layout import SAVED_ROWS, StateLayout
 
-SHORT = 16  # most rows of a sequence that are not worth a chunk
+SHORT = SAVED_ROWS  # most rows of a sequence that are not worth a chunk
 WIDEST = 128  # most elements of a key: a program has the whole key dimension in registers
 
 
@@ -94,7 +94,7 @@ def advance(
     tiles = chunks.tiles
     advance_kernel[(len(places.before), heads, triton.cdiv(width, tiles.values))](
         q, k, v, chunks.mix, chunks.solve, chunks.read, chunks.known, chunks.kept, chunks.total,
-        state, places.starts, places.before, places.after, out,
+        state, places.starts, places.before, places.saved, out,
         heads, heads // k.shape[1], k.shape[2], width,
         q.stride(0), k.stride(0), v.stride(0), *state.stride(),
         SHORT=SHORT,
@@ -111,7 +111,7 @@ def advance(
 @triton.jit
 def advance_kernel(
     q, k, v, mix, solve, read, known, kept, total,
-    state, starts, before, after, out,
+    state, starts, before, saved, out,
     heads, share, keys, values,
     q_row, k_row, v_row, state_block, state_head, state_key, state_value,
     SHORT: tl.constexpr, ROWS: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
@@ -120,7 +120,7 @@ def advance_kernel(
     """Program (sequence, head, tile of values): compute that part of all rows and of the state."""
     s = tl.program_id(0)
     head = tl.program_id(1).to(tl.int64)
-    first, rows, old, new = sequence_of(s, starts, before, after)
+    first, rows, old, new = sequence_of(s, starts, before, saved)
     if rows <= SHORT:
         return
     i = tl.arange(0, K)
@@ -165,11 +165,12 @@ def advance_kernel(
 
 
 @triton.jit
-def sequence_of(s, starts, before, after):
-    """The first row and the row count of sequence s, and the old and new block of its state."""
+def sequence_of(s, starts, before, saved):
+    """The first row and the row count of sequence s, and the blocks of its first and last state."""
     first = tl.load(starts + s)
-    rows = (tl.load(starts + s + 1) - first).to(tl.int32)
-    return first, rows, tl.load(before + s), tl.load(after + s)
+    stop = tl.load(starts + s + 1)
+    last = tl.load(saved + stop - 1, mask=stop > first, other=-1)
+    return first, (stop - first).to(tl.int32), tl.load(before + s), last
 
 
 @triton.jit

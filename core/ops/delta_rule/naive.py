@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ostro.core.ops.state_layout import StateLayout
+from ostro.core.ops.state_layout import StateLayout, active_sequences
 
 
 def delta_rule(
@@ -27,18 +27,16 @@ def delta_rule(
     decay = torch.exp(rate * F.softplus(a.float() + dt_bias))[..., None, None]
     beta = b.float().sigmoid()[..., None]
     out = torch.zeros(v.shape, dtype=v.dtype, device=v.device)
-    starts = places.starts.tolist()
-    ends = zip(places.before.tolist(), places.after.tolist(), strict=True)
-    for s, (before, after) in enumerate(ends):
-        if after < 0:
-            continue
-        now = state[before].clone() if before >= 0 else torch.zeros_like(state[after])
-        for t in range(starts[s], starts[s + 1]):
+    saved = places.saved.tolist()
+    for before, rows in active_sequences(places):
+        now = state[before].clone() if before >= 0 else state.new_zeros(state.shape[1:])
+        for t in rows:
             now = decay[t] * now
             delta = beta[t] * (v[t] - (now * k[t, :, :, None]).sum(1))
             now = now + k[t, :, :, None] * delta[:, None]
             out[t] = (now * q[t, :, :, None]).sum(1)
-        state[after] = now
+            if saved[t] >= 0:
+                state[saved[t]] = now
     return out
 
 

@@ -57,13 +57,14 @@ static void advance(const Chunk& chunk, int64_t rows, int64_t dk, const float* f
 
 // q and k [rows, key_heads, dk], v [rows, heads, dv], b and a [rows, heads], each `_row` apart, to y
 // (contiguous); states [blocks, heads, dk, dv]. Threads share the heads of the sequences. A chunk of
-// rows goes through some columns before the next ones, so that these stay in the nearest cache.
+// rows goes through some columns before the next ones, so that these stay in the nearest cache. It
+// ends at the first row whose state is saved, and works where that state will stay.
 template <class T>
 void delta_rule(const T* q, const T* k, const T* v, const T* b, const T* a, int64_t q_row,
                 int64_t k_row, int64_t v_row, int64_t b_row, int64_t a_row, int64_t key_heads,
                 int64_t heads, int64_t dk, int64_t dv, const float* rate, const float* dt_bias,
                 float* state, int64_t sequences, const int64_t* starts, const int64_t* before,
-                const int64_t* after, T* y) {
+                const int64_t* saved, T* y) {
 #pragma omp parallel if (starts[sequences] * heads * dk * dv > 32768)
     {
         Chunk chunk(dk);
@@ -71,15 +72,18 @@ void delta_rule(const T* q, const T* k, const T* v, const T* b, const T* a, int6
 #pragma omp for collapse(2) schedule(static)
         for (int64_t s = 0; s < sequences; s++)
             for (int64_t head = 0; head < heads; head++) {
-                int64_t from = head / (heads / key_heads) * dk, size = dk * dv;
-                float* now = state + (after[s] * heads + head) * size;
+                int64_t from = head / (heads / key_heads) * dk, size = dk * dv, rows;
                 const float* old = before[s] < 0 ? nullptr : state + (before[s] * heads + head) * size;
-                for (int64_t first = starts[s]; first < starts[s + 1]; first += ROWS) {
-                    int64_t rows = std::min<int64_t>(ROWS, starts[s + 1] - first);
+                bool idle = is_idle(starts, saved, s);
+                for (int64_t t = starts[s]; t < starts[s + 1] && idle; t++)
+                    memset(y + (t * heads + head) * dv, 0, dv * sizeof(T));
+                for (int64_t first = starts[s]; first < starts[s + 1] && !idle; first += rows) {
+                    int64_t last = next_saved(saved, first);
+                    rows = std::min<int64_t>(ROWS, last + 1 - first);
+                    float* now = state + (saved[last] * heads + head) * size;
                     T* to = y + (first * heads + head) * dv;
                     for (int64_t r = 0; r < rows; r++) {
                         int64_t t = first + r;
-                        if (after[s] < 0) memset(to + r * heads * dv, 0, dv * sizeof(T));
                         float step = softplus(load_one(a + t * a_row + head) + dt_bias[head]);
                         chunk.decay[r] = std::exp(rate[head] * step);
                         chunk.beta[r] = 1 / (1 + std::exp(-load_one(b + t * b_row + head)));
@@ -87,7 +91,7 @@ void delta_rule(const T* q, const T* k, const T* v, const T* b, const T* a, int6
                                &chunk.queries[r * dk]);
                         scaled(k + t * k_row + from, dk, 1, &chunk.keys[r * dk]);
                     }
-                    for (int64_t j = 0; j < dv && after[s] >= 0; j += WIDTH) {
+                    for (int64_t j = 0; j < dv; j += WIDTH) {
                         int64_t left = std::min<int64_t>(WIDTH, dv - j);
                         // One row goes from place to place; more go by way of columns that are close.
                         bool direct = rows == 1 && old && left == WIDTH;

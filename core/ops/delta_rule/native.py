@@ -23,8 +23,8 @@ SIGNATURE = Signature(
     },
     state=Arg("blocks heads dk dv", torch.float32),
     before=Arg("sequences", torch.int64),
-    after=Arg("sequences", torch.int64),
     starts=Arg("sequences+1", torch.int64),
+    saved=Arg("rows", torch.int64),
     rate=Arg("heads", torch.float32),
     dt_bias=Arg("heads", torch.float32),
     q=Arg("rows key_heads dk", strided="rows"),
@@ -47,8 +47,8 @@ def delta_rule(
     places: StateLayout,
 ) -> Tensor:
     """See the package."""
-    where = places.before, places.after, places.starts
-    SIGNATURE(state, *where, rate, dt_bias, q, k, v, b, a, rows=places.rows)
+    where = places.before, places.starts, places.saved
+    SIGNATURE(state, *where, rate, dt_bias, q, k, v, b, a)
     key_heads, dk = k.shape[1:]
     out = torch.empty(v.shape, dtype=v.dtype)
     DELTA_RULE[v.dtype](
@@ -60,7 +60,7 @@ def delta_rule(
         v.shape[2],
         *(each.data_ptr() for each in (rate, dt_bias, state)),
         len(places.before),
-        *(each.data_ptr() for each in (places.starts, places.before, places.after)),
+        *(each.data_ptr() for each in (places.starts, places.before, places.saved)),
         out.data_ptr(),
     )
     return out

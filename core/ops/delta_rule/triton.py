@@ -67,7 +67,7 @@ def delta_rule(
         state,
         places.starts,
         places.before,
-        places.after,
+        places.saved,
         out,
         dk**-0.5,
         heads,
@@ -130,7 +130,7 @@ def delta_rule_kernel(
     state,
     starts,
     before,
-    after,
+    saved,
     out,
     scale,
     heads,
@@ -152,7 +152,7 @@ def delta_rule_kernel(
     j = tl.program_id(2) * V + tl.arange(0, V)
     mask = (i < dk)[:, None] & (j < dv)[None, :]
     places = i[:, None].to(tl.int64) * dv + j[None, :]
-    first, rows, old, new = sequence_of(s, starts, before, after)
+    first, rows, old, new = sequence_of(s, starts, before, saved)
     if rows > most_rows:  # computed in chunks
         return
     now = tl.zeros((K, V), tl.float32)
@@ -166,6 +166,7 @@ def delta_rule_kernel(
     b_at = b + first * b_row + head
     a_at = a + first * a_row + head
     out_at = out + (first * heads + head) * dv + j
+    saved_at = saved + first
     for _ in range(rows):
         query = unit(tl.load(q_at, mask=i < dk, other=0.0).to(tl.float32)) * scale
         key = unit(tl.load(k_at, mask=i < dk, other=0.0).to(tl.float32))
@@ -177,14 +178,16 @@ def delta_rule_kernel(
         now += key[:, None] * delta[None, :]
         y = tl.where(new >= 0, tl.sum(now * query[:, None], 0), 0.0)
         tl.store(out_at, y.to(out.dtype.element_ty), mask=j < dv)
+        block = tl.load(saved_at)
+        if block >= 0:
+            tl.store(state + (block * heads + head) * dk * dv + places, now, mask=mask)
         q_at += q_row
         k_at += k_row
         v_at += v_row
         b_at += b_row
         a_at += a_row
         out_at += heads * dv
-    if new >= 0:
-        tl.store(state + (new * heads + head) * dk * dv + places, now, mask=mask)
+        saved_at += 1
 
 
 @triton.jit

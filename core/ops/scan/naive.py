@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ostro.core.ops.state_layout import StateLayout
+from ostro.core.ops.state_layout import StateLayout, active_sequences
 
 
 def scan(
@@ -26,15 +26,13 @@ def scan(
     step = F.softplus(dt.float() + dt_bias).clamp(*limit)
     b, c = (each.float().repeat_interleave(heads // each.shape[1], 1) for each in (b, c))
     out = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
-    starts = places.starts.tolist()
-    ends = zip(places.before.tolist(), places.after.tolist(), strict=True)
-    for s, (before, after) in enumerate(ends):
-        if after < 0:
-            continue
-        now = state[before].clone() if before >= 0 else torch.zeros_like(state[after])
-        for t in range(starts[s], starts[s + 1]):
+    saved = places.saved.tolist()
+    for before, rows in active_sequences(places):
+        now = state[before].clone() if before >= 0 else state.new_zeros(state.shape[1:])
+        for t in rows:
             taken = (step[t, :, None] * x[t])[:, :, None] * b[t, :, None]
             now = torch.exp(step[t] * a)[:, None, None] * now + taken
             out[t] = (now * c[t, :, None]).sum(-1) + d[:, None] * x[t]
-        state[after] = now
+            if saved[t] >= 0:
+                state[saved[t]] = now
     return out

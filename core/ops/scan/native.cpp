@@ -48,38 +48,41 @@ static void advance(const Chunk& chunk, int64_t rows, int64_t n, float* state, f
 // x [rows, heads, p], dt [rows, heads], b and c [rows, groups, n], each `_row` apart, to y
 // (contiguous); states [blocks, heads, p, n]. Threads share the heads of the sequences; a head's
 // state is updated where it will stay, some of its rows by a whole chunk before the next ones, so
-// that these stay in the nearest cache.
+// that these stay in the nearest cache. A chunk ends at the first row whose state is saved.
 template <class T>
 void scan(const T* x, const T* dt, const T* b, const T* c, int64_t x_row, int64_t dt_row,
           int64_t b_row, int64_t c_row, int64_t heads, int64_t groups, int64_t p, int64_t n,
           const float* a, const float* d, const float* dt_bias, float least, float most,
           float* state, int64_t sequences, const int64_t* starts, const int64_t* before,
-          const int64_t* after, T* y) {
+          const int64_t* saved, T* y) {
 #pragma omp parallel if (starts[sequences] * heads * p * n > 32768)
     {
         Chunk chunk(n);
 #pragma omp for collapse(2) schedule(static)
         for (int64_t s = 0; s < sequences; s++)
             for (int64_t head = 0; head < heads; head++) {
-                int64_t group = head / (heads / groups), size = p * n;
-                float* now = state + (after[s] * heads + head) * size;
-                const float* old = state + (before[s] * heads + head) * size;
-                if (after[s] >= 0 && before[s] < 0) std::fill(now, now + size, 0.0f);
-                if (after[s] >= 0 && before[s] >= 0 && old != now) std::copy(old, old + size, now);
-                for (int64_t first = starts[s]; first < starts[s + 1]; first += ROWS) {
-                    int64_t rows = std::min<int64_t>(ROWS, starts[s + 1] - first);
+                int64_t group = head / (heads / groups), size = p * n, rows;
+                const float* old = before[s] < 0 ? nullptr : state + (before[s] * heads + head) * size;
+                bool idle = is_idle(starts, saved, s);
+                for (int64_t t = starts[s]; t < starts[s + 1] && idle; t++)
+                    memset(y + (t * heads + head) * p, 0, p * sizeof(T));
+                for (int64_t first = starts[s]; first < starts[s + 1] && !idle; first += rows) {
+                    int64_t last = next_saved(saved, first);
+                    rows = std::min<int64_t>(ROWS, last + 1 - first);
+                    float* now = state + (saved[last] * heads + head) * size;
+                    if (!old) std::fill(now, now + size, 0.0f);
+                    else if (old != now) std::copy(old, old + size, now);
+                    old = now;
                     const T* from = x + first * x_row + head * p;
                     T* to = y + (first * heads + head) * p;
                     for (int64_t r = 0; r < rows; r++) {
                         int64_t t = first + r;
-                        if (after[s] < 0) memset(to + r * heads * p, 0, p * sizeof(T));
                         widen(b + t * b_row + group * n, n, &chunk.taken[r * n]);
                         widen(c + t * c_row + group * n, n, &chunk.given[r * n]);
                         float step = softplus(load_one(dt + t * dt_row + head) + dt_bias[head]);
                         chunk.step[r] = std::min(std::max(step, least), most);
                         chunk.decay[r] = std::exp(chunk.step[r] * a[head]);
                     }
-                    if (after[s] < 0) continue;
                     int64_t i = 0;
                     for (; i + TILE <= p; i += TILE)
                         advance<T, TILE>(chunk, rows, n, now + i * n, d[head], from + i, x_row,

@@ -19,8 +19,8 @@ SIGNATURE = Signature(
     {"as many heads in every group": lambda n: n["groups"] > 0 and n["heads"] % n["groups"] == 0},
     state=Arg("blocks heads p n", torch.float32),
     before=Arg("sequences", torch.int64),
-    after=Arg("sequences", torch.int64),
     starts=Arg("sequences+1", torch.int64),
+    saved=Arg("rows", torch.int64),
     a=HEADS,
     d=HEADS,
     dt_bias=HEADS,
@@ -44,8 +44,8 @@ def scan(
     places: StateLayout,
 ) -> Tensor:
     """See the package."""
-    where = places.before, places.after, places.starts
-    SIGNATURE(state, *where, a, d, dt_bias, x, dt, b, c, rows=places.rows)
+    where = places.before, places.starts, places.saved
+    SIGNATURE(state, *where, a, d, dt_bias, x, dt, b, c)
     groups, n = b.shape[1:]
     out = torch.empty(x.shape, dtype=x.dtype)
     SCAN[x.dtype](
@@ -59,7 +59,7 @@ def scan(
         *limit,
         state.data_ptr(),
         len(places.before),
-        *(each.data_ptr() for each in (places.starts, places.before, places.after)),
+        *(each.data_ptr() for each in (places.starts, places.before, places.saved)),
         out.data_ptr(),
     )
     return out

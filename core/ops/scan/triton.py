@@ -69,7 +69,7 @@ def scan(
         state,
         places.starts,
         places.before,
-        places.after,
+        places.saved,
         out,
         *bounds,
         heads,
@@ -132,7 +132,7 @@ def scan_kernel(
     state,
     starts,
     before,
-    after,
+    saved,
     out,
     least,
     most,
@@ -154,7 +154,7 @@ def scan_kernel(
     j = tl.arange(0, N)
     mask = (i < p)[:, None] & (j < n)[None, :]
     places = i[:, None].to(tl.int64) * n + j[None, :]
-    first, rows, old, new = sequence_of(s, starts, before, after)
+    first, rows, old, new = sequence_of(s, starts, before, saved)
     if rows > most_rows:  # computed in chunks
         return
     now = tl.zeros((P, N), tl.float32)
@@ -168,6 +168,7 @@ def scan_kernel(
     b_at = b + first * b_row + head // share * n + j
     c_at = c + first * c_row + head // share * n + j
     out_at = out + (first * heads + head) * p + i
+    saved_at = saved + first
     for _ in range(rows):
         value = tl.load(x_at, mask=i < p, other=0.0).to(tl.float32)
         step = softplus(tl.load(dt_at).to(tl.float32) + shift)
@@ -178,13 +179,15 @@ def scan_kernel(
         y = tl.sum(now * given[None, :], 1) + skip * value
         y = tl.where(new >= 0, y, 0.0)
         tl.store(out_at, y.to(out.dtype.element_ty), mask=i < p)
+        block = tl.load(saved_at)
+        if block >= 0:
+            tl.store(state + (block * heads + head) * p * n + places, now, mask=mask)
         x_at += x_row
         dt_at += dt_row
         b_at += b_row
         c_at += c_row
         out_at += heads * p
-    if new >= 0:
-        tl.store(state + (new * heads + head) * p * n + places, now, mask=mask)
+        saved_at += 1
 
 
 # the number of sequences changes between steps

@@ -2,7 +2,8 @@
 
 A step reads the state in the block of the token before its first row, and writes the state in the
 block of its last row. A full block thus holds a snapshot at the block's end. The prefix tree finds
-snapshots by block key and shares them; no step writes a full block again.
+snapshots by block key and shares them; no step writes a full block again. Each proposed token of
+speculative decoding has a block of its own, so that the state after any of them can be kept.
 """
 
 from __future__ import annotations
@@ -41,17 +42,16 @@ class States:
 
     def compute_layout(self) -> StateLayout:
         starts, lengths = self.batch.starts.long(), self.batch.lengths.long()
-        first = lengths - starts.diff()
         table = self.batch.table
-
-        def block_of(token: Tensor, exists: Tensor) -> Tensor:
-            index = (token // self.block).clamp(0, table.shape[1] - 1)
-            blocks = table.gather(1, index[:, None])[:, 0].long()
-            return torch.where(exists, blocks, -1)
-
-        before = block_of(first - 1, (first > 0) & (lengths > 0))
-        after = block_of(lengths - 1, (lengths > 0) & (lengths > first))
-        return StateLayout(starts, before, after, len(self.batch.slots))
+        last = lengths - starts.diff() - 1  # the last token before the first row
+        index = (last // self.block).clamp(0, table.shape[1] - 1)
+        before = table.gather(1, index[:, None])[:, 0].long()
+        blocks = self.batch.slots // self.block
+        # The last row in a block: the rows before it would write the same block.
+        is_last = torch.cat((blocks[1:] != blocks[:-1], blocks.new_ones(1, dtype=torch.bool)))
+        return StateLayout(
+            starts, torch.where(last >= 0, before, -1), torch.where(is_last, blocks, -1)
+        )
 
 
 class Recurrent(CacheKind):

@@ -17,6 +17,7 @@ from ostro.core.engine.blocks import (
     seed_key,
 )
 from ostro.core.ops.attention import AttentionMetadata
+from ostro.plugins.caches.recurrent.kind import Recurrent
 
 
 class EmptyKind(CacheKind):
@@ -157,17 +158,62 @@ def test_trim_moves_first_forward_only() -> None:
     assert tables[0].first == 3 and blocks.groups[0].pool.used == 1
 
 
+def states(blocks: int) -> CacheGroup:
+    """A group of recurrent layers."""
+    spec = CacheSpec(kind="recurrent", state=((1,),))
+    kind = Recurrent(spec, 1, block=4, dtype=torch.float32, device=torch.device("cpu"))
+    return CacheGroup(kind, (0,), BlockPool(blocks))
+
+
+def test_the_state_after_the_last_accepted_draft_stays() -> None:
+    blocks = BlockManager([group(8), states(8)], 4)
+    tables = blocks.new_tables()
+    pages, recurrent = tables
+    assert blocks.grow(tables, 3) and blocks.grow_drafts(tables, 3, 4)
+    assert len(pages.blocks) == 2 and len(recurrent.blocks) == 1
+    drafts = list(recurrent.drafts)
+    for position, length in ((3, 1), (4, 2), (5, 2)):
+        blocks.accept_draft(tables, position)
+        assert len(recurrent.blocks) == length
+    # Token 3 ends the first block, token 5 is the newest.
+    assert recurrent.blocks == [drafts[0], drafts[2]] and recurrent.drafts == [drafts[3]]
+    blocks.release_drafts(tables)
+    assert not recurrent.drafts and blocks.groups[1].pool.used == 2
+    blocks.release(tables)
+    assert all(g.pool.used == 0 for g in blocks.groups)
+
+
+@pytest.mark.parametrize("full", [0, 1])
+def test_drafts_need_room_in_every_group(full: int) -> None:
+    blocks = BlockManager([group(8), states(8)], 4)
+    tables = blocks.new_tables()
+    assert blocks.grow(tables, 4)
+    pool = blocks.groups[full].pool
+    for _ in range(7 if full == 0 else 5):
+        pool.allocate()
+    used = [g.pool.used for g in blocks.groups]
+    assert not blocks.grow_drafts(tables, 4, 3)
+    assert [g.pool.used for g in blocks.groups] == used and not tables[1].drafts
+    assert blocks.grow_drafts(tables, 4, 2) == (full == 1)
+
+
 def test_random_sequences_lose_no_block() -> None:
     rng, chain = random.Random(0), keys(*range(40))
-    blocks = BlockManager([group(24), group(24, window=6)], 4)
+    blocks = BlockManager([group(24), group(24, window=6), states(24)], 4)
     alive: list[tuple[list[BlockTable], int]] = []
     for _ in range(1000):
         if alive and rng.random() < 0.5:
             tables, length = alive.pop(rng.randrange(len(alive)))
-            if rng.random() < 0.7 and length < 40 and blocks.grow(tables, length + 3):
-                blocks.trim(tables, length + 3)
-                blocks.publish(tables, chain[: (length + 3) // 4], 0)
-                alive.append((tables, length + 3))
+            if rng.random() < 0.7 and length < 40 and blocks.grow(tables, length + 1):
+                length += 1
+                if blocks.grow_drafts(tables, length, 3):
+                    for position in range(length, length + rng.randrange(4)):
+                        blocks.accept_draft(tables, position)
+                        length += 1
+                    blocks.release_drafts(tables)
+                blocks.trim(tables, length)
+                blocks.publish(tables, chain[: length // 4], 0)
+                alive.append((tables, length))
             else:
                 blocks.release(tables)
         else:
@@ -187,7 +233,7 @@ def check(blocks: BlockManager, alive: list[list[BlockTable]]) -> None:
         counted = [0] * g.pool.size
         for tables in alive:
             for block in tables[i].blocks[tables[i].first :]:
-                counted[block] += 1
+                counted[block] += block >= 0
         assert counted == g.pool.users
         used = {block for block, users in enumerate(counted) if users}
         assert not used & g.pool.free.keys() and not used & g.pool.idle.keys()

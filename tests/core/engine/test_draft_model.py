@@ -17,8 +17,11 @@ from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.plugins.manager import PluginManager
 from ostro.plugins.conformance.parity import Subject, subject
 
+DRAFTS = {"llama": "gemma3", "gemma3": "llama", "lfm2": "mamba2"}
+"""The architecture of a draft model of other weights, by that of its target."""
 
-@pytest.fixture(scope="module", params=["llama", "gemma3"])
+
+@pytest.fixture(scope="module", params=DRAFTS)
 def tiny(request: pytest.FixtureRequest, plugins: PluginManager) -> Iterator[Subject]:
     with subject(plugins, request.param) as made:
         yield made
@@ -27,7 +30,7 @@ def tiny(request: pytest.FixtureRequest, plugins: PluginManager) -> Iterator[Sub
 @pytest.fixture(scope="module")
 def other(tiny: Subject, plugins: PluginManager) -> Iterator[Subject]:
     """A model of the same vocabulary with other weights, of another architecture."""
-    name = "gemma3" if tiny.record.name == "llama" else "llama"
+    name = DRAFTS[tiny.record.name]
     size = int(tiny.config.vocab_size)
     config = {**(plugins.get("architectures", name).conformance.tiny or {}), "vocab_size": size}
     with subject(plugins, name, config=config) as made:
@@ -119,6 +122,20 @@ def test_drafts_are_the_greedy_tokens_of_the_draft_model(
     ]
     answers = run(alone, asked)
     assert [answers[str(i), 0] for i in range(len(asked))] == [drafts for _, drafts in proposals]
+
+
+def test_the_same_tokens_again_get_the_same_drafts(tiny: Subject) -> None:
+    """Also if some of them were accepted before."""
+    engine = with_draft(tiny, tiny)
+    draft = draft_model(engine)
+    assert draft is not None
+    tokens = tiny.prompt[:9]
+    [first] = draft.propose([DraftRequest(0, tokens, 4, True)])
+    assert len(first) == 4
+    for _ in range(2):
+        assert draft.propose([DraftRequest(0, tokens, 4, False)]) == [first]
+    for _ in range(2):
+        assert draft.propose([DraftRequest(0, [*tokens, *first[:3]], 1, False)]) == [first[3:]]
 
 
 def blocks_used(engine: Engine) -> int:

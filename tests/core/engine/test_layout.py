@@ -119,6 +119,28 @@ def test_states_have_one_segment_and_block_0_without_a_kept_state() -> None:
     assert batch.starts.tolist() == [0, 12] and batch.table.tolist() == [[0, 0, 6]]
 
 
+def test_drafts_are_rows_of_their_sequence_with_blocks_of_their_own() -> None:
+    sequence, other = sequence_of(6, -1, 2), sequence_of(3, 4)
+    sequence.tables[0].drafts = [7, 1, 5]
+    drafts = [Chunk(sequence, 6 + i, 1, True, 99) for i in range(3)]
+    chunks = [Chunk(sequence, 5, 1, True), *drafts, Chunk(other, 2, 1, True)]
+    batch = paged_metadata(states(8), 0, chunks, BLOCK, CPU)
+    assert batch.starts.tolist() == [0, 4, 5] and batch.lengths.tolist() == [9, 3]
+    assert (batch.slots // BLOCK).tolist() == [2, 7, 1, 5, 4] and batch.max_queries == 4
+    assert batch.table.tolist() == [[0, 2], [4, 0]]
+
+
+def test_a_draft_continues_from_the_draft_before_it() -> None:
+    """Of a draft model, which computes them in steps of their own."""
+    for count in (6, 8):  # the first draft is in the last block, or in the next one
+        sequence = sequence_of(count, *[3, 2][: -(-count // BLOCK)])
+        sequence.tables[0].drafts = [7, 1]
+        chunk = Chunk(sequence, count + 1, 1, True, 99)
+        batch = paged_metadata(states(8), 0, [chunk], BLOCK, CPU)
+        before = batch.table[0, count // BLOCK]
+        assert before == 7 and batch.slots.tolist() == [BLOCK] and batch.lengths == count + 2
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_every_row_sees_its_own_past_and_is_written_to_its_own_slot(seed: int) -> None:
     """Random chunks of random sequences, some with atomic spans."""

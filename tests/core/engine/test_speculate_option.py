@@ -38,14 +38,6 @@ def test_an_unknown_name_is_refused(tmp_path: Path) -> None:
     open_(path, speculate="ngram")
 
 
-def test_a_model_with_recurrent_states_is_refused() -> None:
-    plugins = plugins_of(Settings())
-    with subject(plugins, "bamba") as made:
-        with pytest.raises(UsageError, match="keep recurrent states"):
-            made.engine(speculate="ngram")
-        made.engine()
-
-
 def test_a_draft_model_is_loaded_beside_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,7 +72,7 @@ def test_a_draft_model_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "match"),
-    [("bamba", "must not have recurrent states"), ("bert", "does not generate text")],
+    [("mllama", "must not read media by cross attention"), ("bert", "does not generate text")],
 )
 def test_a_model_that_cannot_draft_is_refused(name: str, match: str) -> None:
     plugins = plugins_of(Settings())

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from tiny.drafts import LENGTH, Tokens, requests_of, run, speculating
+from tiny.drafts import LENGTH, Oracle, Tokens, requests_of, run, speculating, whole
 
 from ostro.core.engine.draft_length import MAX_ROWS, StepCosts
 from ostro.core.engine.processors import Processors
@@ -16,38 +16,21 @@ from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import LogitsProcessor
 from ostro.plugins.conformance.parity import Subject, subject
 
-
-class Oracle:
-    """Proposes the tokens of known answers, and a wrong one at every `wrong`-th place."""
-
-    def __init__(self, answers: Sequence[list[int]], wrong: int = 10**9) -> None:
-        self.answers, self.wrong, self.counts = answers, wrong, list[int]()
-
-    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
-        found = []
-        for request in requests:
-            tokens, at = list(request.tokens), len(request.tokens)
-            self.counts.append(request.count)
-            rest = next((a[at:] for a in self.answers if a[:at] == tokens), [])
-            found.append(
-                [
-                    token if (at + i) % self.wrong else (token + 1) % 100
-                    for i, token in enumerate(rest[: request.count])
-                ]
-            )
-        return found
+RECURRENT = ("lfm2", "mamba2", "bamba", pytest.param("qwen3_next", marks=pytest.mark.slow))
+"""Short convolutions, states alone, and two hybrid models."""
 
 
-@pytest.fixture(scope="module", params=["llama", "gemma3", "mixtral", "deepseek_v2"])
+@pytest.fixture(scope="module", params=["llama", "gemma3", "mixtral", "deepseek_v2", *RECURRENT])
 def tiny(request: pytest.FixtureRequest, plugins: PluginManager) -> Iterator[Subject]:
     with subject(plugins, request.param) as made:
         yield made
 
 
-def whole(requests: Sequence[TokenRequest], found: Tokens) -> list[list[int]]:
-    """The prompts with their answers."""
-    prompts = {request.id: request.tokens for request in requests}
-    return [[*prompts[id], *tokens] for (id, _), tokens in found.items()]
+@pytest.fixture(scope="module", params=["llama", "lfm2"])
+def pages_or_states(request: pytest.FixtureRequest, plugins: PluginManager) -> Iterator[Subject]:
+    """A model with pages of keys and values, and one that also has recurrent states."""
+    with subject(plugins, request.param) as made:
+        yield made
 
 
 @pytest.mark.sample(3)
@@ -74,39 +57,47 @@ def test_answers_are_the_same_with_drafts(tiny: Subject, wrong: int, replay: boo
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("blocks", [9, 18])
-def test_answers_are_the_same_under_preemption(llama: Subject, blocks: int) -> None:
-    requests = requests_of(llama)
-    wanted = run(llama.engine(rows=40, blocks=64, max_seqs=4), requests)
-    engine = llama.engine(rows=16, blocks=blocks, max_seqs=4)
+@pytest.mark.parametrize("blocks", [7, 18])
+def test_answers_are_the_same_under_preemption(pages_or_states: Subject, blocks: int) -> None:
+    model = pages_or_states
+    requests = requests_of(model)
+    wanted = run(model.engine(rows=40, blocks=64, max_seqs=4), requests)
+    engine = model.engine(rows=16, blocks=blocks, max_seqs=4)
     speculation = speculating(engine, Oracle(whole(requests, wanted), 7))
     assert run(engine, requests) == wanted
-    assert speculation.accepted and (engine.stats().preemptions or blocks > 9)
+    assert speculation.accepted and (engine.stats().preemptions or blocks > 7)
+    assert engine.stats().blocks_used == 0
 
 
-def test_prefix_hits_of_answers_with_drafts_are_right(llama: Subject) -> None:
-    """Blocks of rejected drafts are not published."""
-    requests = requests_of(llama)[:1]
-    engine = llama.engine(rows=40, blocks=64, max_seqs=4)
+@pytest.mark.parametrize("wrong", [10**9, 3])
+def test_prefix_hits_of_answers_with_drafts_are_right(pages_or_states: Subject, wrong: int) -> None:
+    """Blocks of rejected drafts are not published; those of accepted ones are."""
+    model = pages_or_states
+    requests = requests_of(model)[:1]
+    engine = model.engine(rows=40, blocks=64, max_seqs=4)
     wanted = run(engine, requests)
-    speculating(engine, Oracle(whole(requests, wanted), 3))
+    speculating(engine, Oracle(whole(requests, wanted), wrong))
     tokens = [*requests[0].tokens, *wanted["greedy", 0]]
     engine.scheduler.reset()
     assert run(engine, requests) == wanted
-    more = [TokenRequest(id="more", tokens=tokens, sampling=requests[0].sampling)]
-    fresh = llama.engine(rows=40, blocks=64, max_seqs=4)
-    assert run(engine, more) == run(fresh, more)
-    assert engine.stats().cached_tokens > 0
+    block = engine.blocks.block
+    for length in range(len(tokens), block, -block):
+        more = [TokenRequest(id="more", tokens=tokens[:length], sampling=requests[0].sampling)]
+        fresh = model.engine(rows=40, blocks=64, max_seqs=4)
+        hits = engine.stats().cached_tokens
+        assert run(engine, more) == run(fresh, more)
+        assert engine.stats().cached_tokens - hits == (length - 1) // block * block
 
 
 @pytest.mark.parametrize("end", ["stop", "length"])
-def test_tokens_after_the_end_are_dropped(llama: Subject, end: str) -> None:
-    [request] = requests_of(llama)[:1]
-    wanted = run(llama.engine(), [request])["greedy", 0]
+def test_tokens_after_the_end_are_dropped(pages_or_states: Subject, end: str) -> None:
+    model = pages_or_states
+    [request] = requests_of(model)[:1]
+    wanted = run(model.engine(), [request])["greedy", 0]
     at = next(i for i in range(11, LENGTH) if wanted[i] not in wanted[:i])
     rules = {"stop_ids": (wanted[at],)} if end == "stop" else {"max_tokens": at}
-    [short] = requests_of(llama, **rules)[:1]
-    engine = llama.engine()
+    [short] = requests_of(model, **rules)[:1]
+    engine = model.engine()
     speculating(engine, Oracle([[*request.tokens, *wanted]]))
     assert run(engine, [short])["greedy", 0] == wanted[:at]
     assert engine.stats().blocks_used == 0
@@ -166,6 +157,20 @@ def test_the_number_of_drafts_follows_their_acceptance(llama: Subject) -> None:
         assert run(engine, [request]) == wanted
         drafted[wrong] = speculation.drafted
     assert drafted[10**9] > 60 and drafted[1] < 25, "drafts that are rejected become rare"
+
+
+def test_a_full_cache_leaves_fewer_drafts(plugins: PluginManager) -> None:
+    """Each draft needs a block for the state after it."""
+    with subject(plugins, "mamba2") as model:
+        [request] = requests_of(model)[:1]
+        wanted = run(model.engine(), [request])
+        drafted = []
+        for blocks in (64, 6, 3):
+            engine = model.engine(blocks=blocks)
+            speculation = speculating(engine, Oracle(whole([request], wanted)))
+            assert run(engine, [request]) == wanted
+            drafted.append(speculation.drafted / speculation.proposals)
+        assert drafted[0] > 6 > drafted[1] > drafted[2] > 0
 
 
 def test_many_rows_leave_no_room_for_drafts(llama: Subject) -> None:

@@ -103,10 +103,6 @@ def metadata(slots: Tensor, table: Tensor, starts: Tensor, lengths: Tensor) -> A
     return AttentionMetadata(table, starts, lengths, slots, max_queries=1, max_length=20)
 
 
-def layout(starts: Tensor, before: Tensor, after: Tensor) -> StateLayout:
-    return StateLayout(starts, before, after, 4)
-
-
 def attend(kernel: Any, q: Tensor, k: Tensor, v: Tensor, **batch: Tensor) -> Any:
     sinks = batch.pop("sinks")
     return kernel(q, k, v, metadata(**batch), 0.25, 0, 0.0, sinks)
@@ -122,17 +118,17 @@ def write_scaled(kernel: Any, k: Tensor, v: Tensor, slots: Tensor, **cache: Tens
     return kernel(k, v, k_cache, Scaled(cache["v_cache"], cache["v_scales"]), slots)
 
 
-def convolve(kernel: Any, *, starts: Tensor, before: Tensor, after: Tensor, **x: Tensor) -> Any:
-    return kernel(*x.values(), layout(starts, before, after), "silu")
+def convolve(kernel: Any, *, starts: Tensor, before: Tensor, saved: Tensor, **x: Tensor) -> Any:
+    return kernel(*x.values(), StateLayout(starts, before, saved), "silu")
 
 
-def scan(kernel: Any, *, starts: Tensor, before: Tensor, after: Tensor, **x: Tensor) -> Any:
+def scan(kernel: Any, *, starts: Tensor, before: Tensor, saved: Tensor, **x: Tensor) -> Any:
     state = x.pop("state")
-    return kernel(*x.values(), (0.0, 2.5), state, layout(starts, before, after))
+    return kernel(*x.values(), (0.0, 2.5), state, StateLayout(starts, before, saved))
 
 
-def delta(kernel: Any, *, starts: Tensor, before: Tensor, after: Tensor, **x: Tensor) -> Any:
-    return kernel(*x.values(), layout(starts, before, after))
+def delta(kernel: Any, *, starts: Tensor, before: Tensor, saved: Tensor, **x: Tensor) -> Any:
+    return kernel(*x.values(), StateLayout(starts, before, saved))
 
 
 def norm_rope_write(kernel: Any, slots: Tensor, **x: Tensor) -> Any:
@@ -165,7 +161,7 @@ BATCH = {  # one page of 16 tokens for the first sequence, two for the other, an
     "starts": ints(0, 1, 2, dtype=torch.int32),
     "lengths": ints(6, 18, dtype=torch.int32),
 }
-STATES = {"starts": ints(0, 1, 4), "before": ints(-1, 2), "after": ints(0, 1)}
+STATES = {"starts": ints(0, 1, 4), "before": ints(-1, 2), "saved": ints(0, -1, -1, 1)}
 K, V = narrow(rand(4, 2, 16, 8), torch.int8), narrow(rand(4, 2, 16, 8), torch.int8)
 PAGES = {"k_cache": rand(4, 2, 16, 8), "v_cache": rand(4, 2, 16, 8)}
 EIGHT = {"k_cache": K[0], "k_scales": K[1], "v_cache": V[0], "v_scales": V[1]}

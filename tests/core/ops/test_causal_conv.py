@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
 from types import ModuleType
 
 import pytest
 import torch
 import torch.nn.functional as F
+from tiny.states import state_layout
 from torch import Tensor
 
 from ostro.core.ops.causal_conv import naive, native, triton
@@ -15,7 +15,7 @@ from ostro.core.ops.state_layout import StateLayout
 from ostro.plugins.conformance.kernels import DEVICE, compile_for, poison, targets
 
 BLOCKS = 9
-BATCHES: dict[str, tuple[list[int], list[int], list[int]]] = {
+BATCHES: dict[str, tuple[list[int], list[int], list[int | list[int]]]] = {
     "one": ([7], [-1], [3]),
     "goes on": ([5], [2], [2]),
     "decode": ([1, 1, 1, 1], [0, -1, 4, 3], [0, 1, 4, 2]),
@@ -24,18 +24,16 @@ BATCHES: dict[str, tuple[list[int], list[int], list[int]]] = {
     "idle": ([0, 1, 4, 1, 1], [-1, 3, -1, -1, -1], [-1, 3, 0, -1, -1]),
     "nothing": ([0, 0], [-1, -1], [-1, -1]),
     "bucket": ([9, 1, 20, 0, 0], [-1, 3, -1, -1, -1], [1, 3, -1, -1, -1]),
+    "drafts": ([3, 1, 5, 0], [5, -1, 4, -1], [[5, 1, 2], 3, [4, 6, -1, 0, 8], -1]),
+    "bucket of drafts": ([4, 1, 1, 0, 19], [2, -1, -1, -1, 4], [[2, 1, 5, 8], 7, -1, -1, 4]),
 }
-"""Rows of each sequence, the blocks they go on from, and those that take their states."""
+"""Rows of each sequence, the blocks they go on from, and those that take their last states."""
 
 MODULES = pytest.mark.parametrize("module", [triton, native], ids=["triton", "native"])
 
 
 def places(name: str) -> StateLayout:
-    rows, before, after = BATCHES[name]
-    lists = ([0, *accumulate(rows)], before, after)
-    return StateLayout(
-        *(torch.tensor(each, dtype=torch.int64, device=DEVICE) for each in lists), sum(rows)
-    )
+    return state_layout(*BATCHES[name], DEVICE)
 
 
 def inputs(name: str, channels: int, width: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -64,8 +62,7 @@ def test_pieces_are_the_whole(width: int, act: str) -> None:
         rows = [whole[s, done[s] : done[s] + n] for s, n in enumerate(counts)]
         before = [s * 2 if done[s] else -1 for s in (0, 1)]
         after = [s * 2 if n else -1 for s, n in enumerate(counts)]
-        starts = [0, counts[0], sum(counts)]
-        where = StateLayout(*(torch.tensor(each) for each in (starts, before, after)), sum(counts))
+        where = state_layout(counts, before, after)
         y = naive.causal_conv(torch.cat(rows), weight, bias, state, where, act)
         for s, part in enumerate(y.split(counts)):
             said[s] = torch.cat((said[s], part))
@@ -117,10 +114,10 @@ def meta(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 def launch(
     rows: int, sequences: int, channels: int, width: int, dtype: torch.dtype
 ) -> list[object]:
-    ints = [meta(n, dtype=torch.int64) for n in (sequences + 1, sequences, sequences)]
+    ints = [meta(n, dtype=torch.int64) for n in (sequences + 1, sequences, rows)]
     x = meta(rows, 3 * channels, dtype=dtype)[:, :channels]
     weights = [meta(channels, width), meta(channels)]
-    return [x, *weights, meta(1000, channels, width - 1), StateLayout(*ints, rows), "silu"]
+    return [x, *weights, meta(1000, channels, width - 1), StateLayout(*ints), "silu"]
 
 
 LAUNCHES = {

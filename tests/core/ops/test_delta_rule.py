@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
 from types import ModuleType
 
 import pytest
 import torch
+from tiny.states import state_layout
 from torch import Tensor
 
 from ostro.core.ops import Op, Target
@@ -15,7 +15,7 @@ from ostro.core.ops.delta_rule import KERNELS, naive, native, triton
 from ostro.core.ops.state_layout import StateLayout
 from ostro.plugins.conformance.kernels import DEVICE, compile_for, poison, targets
 
-BATCHES: dict[str, tuple[list[int], list[int], list[int]]] = {
+BATCHES: dict[str, tuple[list[int], list[int], list[int | list[int]]]] = {
     "one": ([7], [-1], [3]),
     "decode": ([1, 1, 1, 1], [0, -1, 4, 3], [0, 1, 4, 2]),
     "mixed": ([1, 5, 2, 11], [5, -1, 4, 0], [5, 1, 3, 0]),
@@ -25,8 +25,10 @@ BATCHES: dict[str, tuple[list[int], list[int], list[int]]] = {
     "bucket": ([37, 1, 19, 0, 0], [-1, 4, -1, -1, -1], [2, 4, -1, -1, -1]),
     "prompt": ([70], [-1], [2]),
     "prompts": ([1, 37, 0, 32, 5, 17], [5, -1, 2, 4, 0, -1], [5, 1, -1, 3, 0, -1]),
+    "drafts": ([3, 1, 2, 4, 0], [5, -1, 4, 0, -1], [[5, 1, 2], 3, [4, 6], [7, -1, 8, 0], -1]),
+    "bucket of drafts": ([4, 1, 1, 0, 19], [2, -1, -1, -1, 4], [[2, 1, 5, 8], 7, -1, -1, 4]),
 }
-"""Rows of each sequence, the blocks they go on from, and those that take their states."""
+"""Rows of each sequence, the blocks they go on from, and those that take their last states."""
 
 
 def arguments(
@@ -41,11 +43,8 @@ def arguments(
     q, k, v = q.unflatten(1, (-1, dk)), k.unflatten(1, (-1, dk)), v.unflatten(1, (-1, dv))
     rate, dt_bias = torch.randn(2, heads, device=DEVICE)
     dt_bias[0] = -12  # a time step so small that 1 + e^x forgets it
-    lists = ([0, *accumulate(rows)], before, after)
-    places = StateLayout(
-        *(torch.tensor(i, dtype=torch.int64, device=DEVICE) for i in lists), sum(rows)
-    )
-    state = torch.randn(6, heads, dk, dv, device=DEVICE)
+    places = state_layout(rows, before, after, DEVICE)
+    state = torch.randn(9, heads, dk, dv, device=DEVICE)
     return [q, k, v, b, a, -rate.exp(), dt_bias, state, places]
 
 
@@ -170,7 +169,7 @@ def test_native_bits_do_not_depend_on_the_cut() -> None:
 
 
 def places(rows: int, before: int, after: int) -> StateLayout:
-    return StateLayout(*(torch.tensor(i) for i in ([0, rows], [before], [after])), rows)
+    return state_layout([rows], [before], [after])
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -182,9 +181,9 @@ def launch(rows: int, sequences: int) -> list[object]:
     q, k, v = meta(rows, 8192).split((2048, 2048, 4096), 1)
     q, k, v = (each.unflatten(1, (-1, 128)) for each in (q, k, v))
     floats = [meta(32, dtype=torch.float32) for _ in range(2)]
-    ints = [meta(i, dtype=torch.int64) for i in (sequences + 1, sequences, sequences)]
+    ints = [meta(i, dtype=torch.int64) for i in (sequences + 1, sequences, rows)]
     state = meta(1000, 32, 128, 128, dtype=torch.float32)
-    return [q, k, v, meta(rows, 32), meta(rows, 32), *floats, state, StateLayout(*ints, rows)]
+    return [q, k, v, meta(rows, 32), meta(rows, 32), *floats, state, StateLayout(*ints)]
 
 
 LAUNCHES = {"decode": launch(64, 64), "prefill": launch(300, 5)}

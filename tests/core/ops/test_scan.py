@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from itertools import accumulate
 from types import ModuleType
 
 import pytest
 import torch
+from tiny.states import state_layout
 from torch import Tensor
 
 from ostro.core.ops import Op, Target
@@ -16,7 +16,7 @@ from ostro.core.ops.scan import KERNELS, naive, native, triton
 from ostro.core.ops.state_layout import StateLayout
 from ostro.plugins.conformance.kernels import DEVICE, compile_for, poison, targets
 
-BATCHES: dict[str, tuple[list[int], list[int], list[int]]] = {
+BATCHES: dict[str, tuple[list[int], list[int], list[int | list[int]]]] = {
     "one": ([7], [-1], [3]),
     "decode": ([1, 1, 1, 1], [0, -1, 4, 3], [0, 1, 4, 2]),
     "mixed": ([1, 5, 2, 11], [5, -1, 4, 0], [5, 1, 3, 0]),
@@ -26,8 +26,10 @@ BATCHES: dict[str, tuple[list[int], list[int], list[int]]] = {
     "bucket": ([37, 1, 19, 0, 0], [-1, 4, -1, -1, -1], [2, 4, -1, -1, -1]),
     "prompt": ([70], [-1], [2]),
     "prompts": ([1, 37, 0, 32, 5, 17], [5, -1, 2, 4, 0, -1], [5, 1, -1, 3, 0, -1]),
+    "drafts": ([3, 1, 2, 4, 0], [5, -1, 4, 0, -1], [[5, 1, 2], 3, [4, 6], [7, -1, 8, 0], -1]),
+    "bucket of drafts": ([4, 1, 1, 0, 19], [2, -1, -1, -1, 4], [[2, 1, 5, 8], 7, -1, -1, 4]),
 }
-"""Rows of each sequence, the blocks they go on from, and those that take their states."""
+"""Rows of each sequence, the blocks they go on from, and those that take their last states."""
 
 
 def arguments(
@@ -42,11 +44,8 @@ def arguments(
     x, b, c = x.unflatten(1, (heads, p)), b.unflatten(1, (groups, n)), c.unflatten(1, (groups, n))
     a, d, dt_bias = torch.randn(3, heads, device=DEVICE)
     dt_bias[0] = -12  # a time step so small that 1 + e^x forgets it
-    lists = ([0, *accumulate(rows)], before, after)
-    places = StateLayout(
-        *(torch.tensor(i, dtype=torch.int64, device=DEVICE) for i in lists), sum(rows)
-    )
-    state = torch.randn(6, heads, p, n, device=DEVICE)
+    places = state_layout(rows, before, after, DEVICE)
+    state = torch.randn(9, heads, p, n, device=DEVICE)
     return [x, dt * 3, -a.exp(), b, c, d, dt_bias, (0.0, 2.5), state, places]
 
 
@@ -147,7 +146,7 @@ def test_native_bits_do_not_depend_on_the_cut() -> None:
 
 
 def places(rows: int, before: int, after: int) -> StateLayout:
-    return StateLayout(*(torch.tensor(i) for i in ([0, rows], [before], [after])), rows)
+    return state_layout([rows], [before], [after])
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -161,11 +160,11 @@ def launch(
     x, b, c = meta(rows, sum(widths), dtype=dtype).split(widths, 1)
     x, b, c = x.unflatten(1, (heads, 64)), b.unflatten(1, (groups, n)), c.unflatten(1, (groups, n))
     floats = [meta(heads, dtype=torch.float32) for _ in range(3)]
-    ints = [meta(i, dtype=torch.int64) for i in (sequences + 1, sequences, sequences)]
+    ints = [meta(i, dtype=torch.int64) for i in (sequences + 1, sequences, rows)]
     state = meta(1000, heads, 64, n, dtype=torch.float32)
     dt = meta(rows, 3 * heads, dtype=dtype)[:, :heads]
     limit = (0.0, math.inf)
-    return [x, dt, floats[0], b, c, *floats[1:], limit, state, StateLayout(*ints, rows)]
+    return [x, dt, floats[0], b, c, *floats[1:], limit, state, StateLayout(*ints)]
 
 
 LAUNCHES = {

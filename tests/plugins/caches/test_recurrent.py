@@ -19,10 +19,22 @@ def made(layers: int = 2, blocks: int = 6) -> Recurrent:
     return kind
 
 
-def ragged(table: list[list[int]], queries: list[int], lengths: list[int]) -> AttentionMetadata:
+def ragged(
+    table: list[list[int]],
+    queries: list[int],
+    lengths: list[int],
+    blocks: list[int] | None = None,
+) -> AttentionMetadata:
+    """`blocks`: that of each row; by default the block of its token, none for idle sequences."""
     starts = torch.tensor([0, *queries]).cumsum(0)
     ints = [torch.tensor(each, dtype=torch.int32) for each in (table, starts.tolist(), lengths)]
-    slots = torch.empty(0, dtype=torch.int64)
+    if blocks is None:
+        blocks = [
+            row[token // BLOCK] if length else -1
+            for row, count, length in zip(table, queries, lengths, strict=True)
+            for token in range(length - count, length)
+        ]
+    slots = torch.tensor([block * BLOCK + i % BLOCK for i, block in enumerate(blocks)])
     return AttentionMetadata(*ints, slots, max_queries=max(queries), max_length=max(lengths))
 
 
@@ -52,7 +64,13 @@ def test_states_lie_in_the_blocks_of_the_tokens_before_and_of_the_last() -> None
     places = made().view(0, ragged(table, queries, lengths)).layout
     assert places.starts.tolist() == [0, 3, 4, 8, 9, 9, 10]
     assert places.before.tolist() == [-1, 4, 1, -1, 3, 5]
-    assert places.after.tolist() == [5, 3, 2, -1, -1, 5]
+    assert places.saved.tolist() == [-1, -1, 5, 3, -1, -1, -1, 2, -1, 5]
+
+
+def test_rows_of_one_sequence_save_the_last_state_of_each_block() -> None:
+    """Of drafts in blocks of their own, each one; of rows without a block, none."""
+    batch = ragged([[5, 0], [1, 2]], [4, 5], [6, 8], [5, 3, 4, 0, -1, -1, 2, 2, 2])
+    assert made().view(0, batch).layout.saved.tolist() == [5, 3, 4, 0, -1, -1, -1, -1, 2]
 
 
 def test_places_are_found_once_in_a_step_and_anew_in_the_next() -> None:
@@ -60,11 +78,11 @@ def test_places_are_found_once_in_a_step_and_anew_in_the_next() -> None:
     views = [kind.view(layer, batch) for layer in range(3)]
     found = views[0].layout
     assert views[1].layout is found and views[2].layout is found
-    batch.lengths.fill_(5)
-    assert views[0].layout.after.tolist() == [1]
+    batch.lengths.fill_(6)
+    assert views[0].layout.before.tolist() == [1]
     assert views[2].layout is views[0].found and views[0].found is not found
     other = kind.view(1, ragged([[2, 3]], [1], [1]))
-    assert other.layout.after.tolist() == [2], "another batch has other places"
+    assert other.layout.saved.tolist() == [2], "another batch has other places"
 
 
 def test_the_longest_prefix_with_a_snapshot_is_resumed() -> None:
