@@ -234,8 +234,6 @@ class Scheduler:
 
         The next step computes them as it computes a prompt: in few rows that pays, in more than
         that the step is bound by computation. Log probabilities need the logits of each token.
-        Recurrent layers keep states of whole blocks of a prompt, which steps of several rows within
-        an output are not made for.
         """
         rules = sequence.request.sampling
         return (
@@ -244,7 +242,6 @@ class Scheduler:
             and bool(rules.processors)
             and rules.logprobs is None
             and may_speculate(sequence)
-            and not self.blocks.aligned
         )
 
     def continue_(self, sequence: Sequence, plan: StepPlan, budget: int) -> int:
