@@ -144,6 +144,18 @@ CORE: Mapping[str, Mapping[str, Change]] = {
             "return count - (start + count) % self.block",
             "return count",
         ),
+        "state-before-the-drafts-stays-the-newest": (
+            "if len(table.blocks) > position // self.block:",
+            "if False:",
+        ),
+        "blocks-of-rejected-drafts-are-lost": (
+            "            for block in table.drafts:",
+            "            for block in []:",
+        ),
+        "states-of-drafts-need-no-room": (
+            "if (count if group.kind.aligned else pages) > group.pool.available:",
+            "if pages > group.pool.available:",
+        ),
         "media-cannot-fill-the-cache": (
             "return all(need <= group.pool.size for group in self.cross_groups)",
             "return all(need < group.pool.size for group in self.cross_groups)",
@@ -157,6 +169,10 @@ CORE: Mapping[str, Mapping[str, Change]] = {
         "idle-sequences-have-the-rows-of-the-last-step": (
             "fixed.starts.copy_(starts)",
             "pass",
+        ),
+        "idle-sequences-begin-within-the-rows-of-drafts": (
+            "if least:",
+            "if False:",
         ),
         "no-sequence-has-the-idle-rows": (
             "runner.max_sequences + 1, size",
@@ -195,6 +211,16 @@ CORE: Mapping[str, Mapping[str, Change]] = {
         "one-token-beyond-the-limit": (
             "if generated >= sequence.limit:",
             "if generated > sequence.limit:",
+        ),
+    },
+    "core/engine/layout.py": {
+        "each-draft-continues-from-the-last-token": (
+            "if place > 0:",
+            "if place > 10:",
+        ),
+        "drafts-are-sequences-of-their-own": (
+            "if sequence is previous:",
+            "if sequence is previous and False:",
         ),
     },
     "core/engine/pooling.py": {
@@ -247,8 +273,16 @@ CORE: Mapping[str, Mapping[str, Change]] = {
     },
     "core/engine/draft_model.py": {
         "rejected-drafts-stay-in-the-cache-of-the-draft-model": (
-            "while end < min(own.length, len(tokens)) and own.tokens[end] == tokens[end]:",
-            "while end < min(own.length, len(tokens)):",
+            "if draft != token or computed == own.computed:",
+            "if computed == own.computed:",
+        ),
+        "the-last-token-may-be-in-the-cache": (
+            "tokens[known:-1], strict=False)",
+            "tokens[known:], strict=False)",
+        ),
+        "the-same-tokens-again-have-no-row": (
+            "or sequence.state.computed >= len(request.tokens) == sequence.state.length",
+            "or False",
         ),
         "a-draft-model-reads-tokens-that-it-does-not-know": (
             "if sequence.unusable:",
@@ -760,8 +794,12 @@ PLUGINS: Mapping[str, Mapping[str, Change]] = {
     },
     "plugins/caches/recurrent/kind.py": {
         "state-is-read-from-the-next-block": (
-            "before = block_of(first - 1,",
-            "before = block_of(first,",
+            "last = lengths - starts.diff() - 1",
+            "last = lengths - starts.diff()",
+        ),
+        "each-row-saves-its-state": (
+            "torch.where(is_last, blocks, -1)",
+            "torch.where(is_last, blocks, blocks)",
         ),
         "block-is-released-before-it-is-published": (
             "return max(0, (length - 1) // self.block - 1)",
