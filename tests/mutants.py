@@ -280,10 +280,6 @@ CORE: Mapping[str, Mapping[str, Change]] = {
             "tokens[known:-1], strict=False)",
             "tokens[known:], strict=False)",
         ),
-        "the-same-tokens-again-have-no-row": (
-            "or sequence.state.computed >= len(request.tokens) == sequence.state.length",
-            "or False",
-        ),
         "a-draft-model-reads-tokens-that-it-does-not-know": (
             "if sequence.unusable:",
             "if False:",

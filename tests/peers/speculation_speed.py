@@ -1,11 +1,13 @@
 """Speed of speculative decoding beside none, in one process, interleaved.
 
-python tests/peers/speculation_speed.py pair [--agree 0.7,0.3] [--streams 1,8] [--runs 5]
+python tests/peers/speculation_speed.py pair [--shape llama|qwen3_5] [--agree 0.7,0.3]
+    [--streams 1,8] [--runs 5]
 python tests/peers/speculation_speed.py text -m FILE [--speculate ngram] [--streams 1,8]
 
-`pair` makes a model of the size of Qwen 3 0.6B and a draft model of an eighth of its weights. Their
-layers add zeros, and their heads map each token to the next one of a permutation, on which the two
-agree for a share of the tokens. `text` lets a model correct a text. Requests with and without
+`pair` makes a model of the size of Qwen 3 0.6B, or of Qwen3.5 0.8B, three of whose four layers have
+recurrent states, and a draft model of an eighth of its weights. Their layers add zeros, and their
+heads map each token to the next one of a permutation, on which the two agree for a share of the
+tokens. `text` lets a model correct a text. Requests with and without
 drafts alternate; prints tokens per second, the ratio to those without, and the accepted tokens.
 """
 
@@ -34,18 +36,51 @@ from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 
 VOCAB = 151_936
-TARGET = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28}
-DRAFT = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4}
-CONFIG: Mapping[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
+Config = Mapping[str, Any]
+CONFIG: Config = {
     "vocab_size": VOCAB,
-    "head_dim": 64,
     "max_position_embeddings": 4096,
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
 }
+LLAMA: Config = {
+    **CONFIG,
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "head_dim": 64,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+}
+DRAFT: Config = {
+    **LLAMA,
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+QWEN3_5: Config = {
+    **CONFIG,
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "head_dim": 256,
+    "hidden_size": 1024,
+    "intermediate_size": 3584,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 4,
+}
+SHAPES = {"llama": LLAMA, "qwen3_5": QWEN3_5}
 TEXT = (
     "Correct the spelling, and write nothing but the corrected text: Teh quick brown fox jumps "
     "over the lazy dog. It was a brigt cold day in April, and the clocks were striking thirteen. "
@@ -53,41 +88,72 @@ TEXT = (
 )
 
 
-def write_model(folder: Path, size: Mapping[str, int], following: Tensor, seed: int) -> Path:
-    """A llama whose next token is `following[token]`: its layers compute, and add zeros."""
-    generator = torch.Generator().manual_seed(seed)
-    wide, inner = size["hidden_size"], size["intermediate_size"]
-    heads = wide // 64
-    shapes = {
-        "self_attn.q_proj": (wide, wide),
-        "self_attn.k_proj": (wide // 2, wide),
-        "self_attn.v_proj": (wide // 2, wide),
-        "self_attn.o_proj": (wide, wide),
-        "mlp.gate_proj": (inner, wide),
-        "mlp.up_proj": (inner, wide),
-        "mlp.down_proj": (wide, inner),
+def layer_shapes(config: Config, layer: int) -> dict[str, tuple[int, ...]]:
+    """The tensors of a layer by name."""
+    wide, inner, head = (config[k] for k in ("hidden_size", "intermediate_size", "head_dim"))
+    q, kv = (config[f"num_{name}_heads"] * head for name in ("attention", "key_value"))
+    shapes: dict[str, tuple[int, ...]] = {
+        "mlp.gate_proj.weight": (inner, wide),
+        "mlp.up_proj.weight": (inner, wide),
+        "mlp.down_proj.weight": (wide, inner),
+        "input_layernorm.weight": (wide,),
+        "post_attention_layernorm.weight": (wide,),
     }
+    gated = config["model_type"] == "qwen3_5_text"
+    if not gated or (layer + 1) % config["full_attention_interval"] == 0:
+        norms = {f"self_attn.{name}_norm.weight": (head,) for name in "qk"} if gated else {}
+        return (
+            shapes
+            | norms
+            | {
+                "self_attn.q_proj.weight": ((1 + gated) * q, wide),
+                "self_attn.k_proj.weight": (kv, wide),
+                "self_attn.v_proj.weight": (kv, wide),
+                "self_attn.o_proj.weight": (wide, q),
+            }
+        )
+    heads, dv = config["linear_num_value_heads"], config["linear_value_head_dim"]
+    keys, values = config["linear_num_key_heads"] * config["linear_key_head_dim"], heads * dv
+    return shapes | {
+        "linear_attn.in_proj_qkv.weight": (2 * keys + values, wide),
+        "linear_attn.in_proj_z.weight": (values, wide),
+        "linear_attn.in_proj_b.weight": (heads, wide),
+        "linear_attn.in_proj_a.weight": (heads, wide),
+        "linear_attn.conv1d.weight": (2 * keys + values, 1, config["linear_conv_kernel_dim"]),
+        "linear_attn.A_log": (heads,),
+        "linear_attn.dt_bias": (heads,),
+        "linear_attn.norm.weight": (dv,),
+        "linear_attn.out_proj.weight": (wide, values),
+    }
+
+
+def write_model(folder: Path, config: Config, following: Tensor, seed: int) -> Path:
+    """A model whose next token is `following[token]`: its layers compute, and add zeros."""
+    generator = torch.Generator().manual_seed(seed)
+    wide = config["hidden_size"]
     table = torch.randn(VOCAB, wide, generator=generator).bfloat16()
     head = torch.empty_like(table)
     head[following] = table
-    tensors = {"model.embed_tokens.weight": table, "lm_head.weight": head}
-    tensors["model.norm.weight"] = torch.ones(wide).bfloat16()
-    for layer in range(size["num_hidden_layers"]):
-        for name, shape in shapes.items():
+    # Qwen3.5's norms add 1 to their weights.
+    norm = torch.zeros(wide) if config["model_type"] == "qwen3_5_text" else torch.ones(wide)
+    tensors = {
+        "model.embed_tokens.weight": table,
+        "lm_head.weight": head,
+        "model.norm.weight": norm.bfloat16(),
+    }
+    for layer in range(config["num_hidden_layers"]):
+        for name, shape in layer_shapes(config, layer).items():
             values = torch.randn(shape, generator=generator).bfloat16()
-            if name.endswith(("o_proj", "down_proj")):
+            if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
                 values.zero_()
-            tensors[f"model.layers.{layer}.{name}.weight"] = values
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            tensors[f"model.layers.{layer}.{name}.weight"] = torch.ones(wide).bfloat16()
+            tensors[f"model.layers.{layer}.{name}"] = values
     folder.mkdir()
     save_file(tensors, folder / "model.safetensors")
-    counts = {"num_attention_heads": heads, "num_key_value_heads": heads // 2}
-    (folder / "config.json").write_text(json.dumps({**CONFIG, **size, **counts}))
+    (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 
-def write_pair(folder: Path, agree: float) -> tuple[Path, Path]:
+def write_pair(folder: Path, config: Config, agree: float) -> tuple[Path, Path]:
     """A model and its draft model, which agree on a share of the tokens."""
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(VOCAB, generator=generator)
@@ -96,7 +162,7 @@ def write_pair(folder: Path, agree: float) -> tuple[Path, Path]:
     other = following.clone()
     wrong = torch.nonzero(torch.rand(VOCAB, generator=generator) > agree)[:, 0]
     other[wrong] = following[wrong].roll(1)
-    target = write_model(folder / "target", TARGET, following, 1)
+    target = write_model(folder / "target", config, following, 1)
     return target, write_model(folder / "draft", DRAFT, other, 2)
 
 
@@ -156,6 +222,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("pair", "text"))
     parser.add_argument("-m", "--model")
+    parser.add_argument("--shape", choices=SHAPES, default="llama")
     parser.add_argument("--speculate", default="ngram")
     parser.add_argument("--agree", default="0.7,0.3")
     parser.add_argument("--streams", default="1,8")
@@ -172,7 +239,7 @@ def main(words: Sequence[str] | None = None) -> None:
         return
     for agree in map(float, args.agree.split(",")):
         with tempfile.TemporaryDirectory() as folder:
-            target, draft = map(str, write_pair(Path(folder), agree))
+            target, draft = map(str, write_pair(Path(folder), SHAPES[args.shape], agree))
             settings = Settings(reference=target, speculate=draft, quant=args.quant, context=2048)
             plugins = PluginManager()
             plugins.load(settings)
@@ -180,7 +247,7 @@ def main(words: Sequence[str] | None = None) -> None:
             engine = models.entries[DEFAULT].tokens
             assert engine is not None
             for count in streams:
-                title = f"agree {agree:.0%}"
+                title = f"{args.shape}, agree {agree:.0%}"
                 compare(title, engine, prompts_of(count), args.tokens, args.runs)
             models.close()
 

@@ -138,6 +138,22 @@ def test_the_same_tokens_again_get_the_same_drafts(tiny: Subject) -> None:
         assert draft.propose([DraftRequest(0, [*tokens, *first[:3]], 1, False)]) == [first[3:]]
 
 
+@pytest.mark.parametrize("right", [0, 1, 3])
+def test_other_tokens_take_the_place_of_drafts(tiny: Subject, right: int) -> None:
+    """Of a sequence that got some tokens without drafts in between."""
+    engine, fresh = with_draft(tiny, tiny), with_draft(tiny, tiny)
+    draft, other = draft_model(engine), draft_model(fresh)
+    assert draft is not None and other is not None
+    tokens = tiny.prompt[:9]
+    [first] = draft.propose([DraftRequest(0, tokens, 4, True)])
+    tokens += [*first[:right], *((token + 1) % 100 for token in first[right:]), 5]
+    assert draft.propose([DraftRequest(0, tokens, 4, False)]) == other.propose(
+        [DraftRequest(0, tokens, 4, True)]
+    )
+    draft.release(0)
+    assert blocks_used(engine) == 0
+
+
 def blocks_used(engine: Engine) -> int:
     """The blocks in use of the model and of its draft model."""
     draft = draft_model(engine)
