@@ -736,6 +736,23 @@ MODELS: Mapping[str, Mapping[str, Change]] = {
             "total = tl.sum(acc[r], 1) * LAYOUT.unit",
             "total = tl.sum(acc[r], 1)",
         ),
+        "second-sum-of-a-cell-is-the-first": (
+            "total += tl.load(sums + index * SUMS + 1)",
+            "total += tl.load(sums + index * SUMS)",
+        ),
+        "parts-are-written-to-the-first-columns": ("        y += sizes[p]", "        y += 0"),
+    },
+    "quant/planes/quant_matmul/tiles.py": {
+        "parts-that-keep-x-are-quantized": (
+            "or not all(weight.has_integer_values for weight in weights):",
+            "or not weights:",
+        ),
+    },
+    "quant/planes/storage.py": {
+        "parts-ignore-the-order-of-columns": (
+            "return isinstance(storage, Packed) and storage.order is None and",
+            "return isinstance(storage, Packed) and",
+        ),
     },
 }
 

@@ -98,7 +98,8 @@ class Linear(Module):
         if self.fused is not None:
             y = self.fused.matmul(x)
         else:
-            y = torch.cat([storage.matmul(x) for storage in self.storages.values()], -1)
+            storages = list(self.storages.values())
+            y = type(storages[0]).matmul_parts(storages, x)
         for delta in self.deltas:
             y = delta.matmul(x, y, step)
         return y if self.bias is None else y + self.bias

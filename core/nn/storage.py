@@ -92,6 +92,11 @@ class Storage(ABC):
         blocks = [x @ self.dequantize(i, min(i + ROWS, n)).t() for i in range(0, n, ROWS)]
         return torch.cat(blocks, -1)
 
+    @classmethod
+    def matmul_parts(cls, storages: Sequence[Any], x: Tensor) -> Tensor:
+        """x [..., k] -> [..., n of all storages]: their products, concatenated."""
+        return torch.cat([storage.matmul(x) for storage in storages], -1)
+
     def matmul_t(self, x: Tensor) -> Tensor:
         """x [t, h, n/h] -> [t, h, k]: x W for each head, for absorbed latent attention."""
         heads, width = x.shape[-2:]

@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from ostro import Storage, resolve
+from ostro import Fused, Storage, resolve
 from ostro.ops import Op, Target
 from ostro.quant.planes import quant_matmul
 from ostro.quant.planes.planes import CELL, Planes, pack_codes, unpack_codes
@@ -37,6 +37,7 @@ class Packed(Storage):
         is_grouped = len(self.shape) == 3
         kernels = quant_matmul.GROUPED_MATMUL if is_grouped else quant_matmul.MATMUL
         self.matmul_op = Op(kernels, **facts)
+        self.matmul_parts_op = Fused(quant_matmul.MATMUL_PARTS, **facts)
         self.dequantize_op = Op(quant_matmul.DEQUANTIZE, **facts)
 
     @property
@@ -72,6 +73,16 @@ class Packed(Storage):
         flat = self.permute_columns(x.reshape(-1, x.shape[-1]))
         y: Tensor = self.matmul_op(flat, self.weight)
         return y.view(*x.shape[:-1], self.shape[-2])
+
+    @classmethod
+    def matmul_parts(cls, storages: Sequence[Any], x: Tensor) -> Tensor:
+        if all(has_parts_kernel(storage) for storage in storages):
+            first = storages[0]
+            flat = first.permute_columns(x.reshape(-1, x.shape[-1]))
+            y = first.matmul_parts_op(flat, [storage.weight for storage in storages])
+            if y is not None:
+                return y.view(*x.shape[:-1], y.shape[-1])
+        return super().matmul_parts(storages, x)
 
     def grouped(self, x: Tensor, expert_of_row: Tensor) -> Tensor:
         """x [t, k], expert_of_row [t] int64, ascending -> [t, n]."""
@@ -109,6 +120,7 @@ class Packed(Storage):
 
     def finalize(self, target: Target, *, embedding: bool = False) -> str:
         self.dequantize_op.select(target)
+        self.matmul_parts_op.select(target)
         choice = self.matmul_op.select(target)
         facts = self.matmul_op.facts
         layout = f"{facts['bits']} bits, groups of {facts['group']}"
@@ -127,6 +139,11 @@ def join(storages: Sequence[Packed], *, stack: bool) -> Packed | None:
         if not equal_orders(other.order, first.order):
             return None
     return first.of(Planes.join([storage.planes for storage in storages], stack=stack))
+
+
+def has_parts_kernel(storage: Storage) -> bool:
+    """Return whether the kernel of `matmul_parts` may multiply this storage."""
+    return isinstance(storage, Packed) and storage.order is None and storage.matmul_parts_op.on
 
 
 def equal_orders(a: Tensor | None, b: Tensor | None) -> bool:

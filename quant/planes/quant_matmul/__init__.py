@@ -1,12 +1,15 @@
 """Operations on quantized weights in `Planes`: matrix products and dequantization.
 
     matmul(x, planes) -> [t, n]
+    matmul_parts(x, [planes, ...]) -> [t, n of all planes], or None
     grouped_matmul(x, planes, expert_of_row) -> [t, n]
     dequantize(planes, dtype) -> [..., k]
 
 x [t, k] of the model's dtype, last dimension contiguous. The planes have shape [n, k], for
 `grouped_matmul` [experts, n, k] with expert_of_row [t] int64, ascending. Sums are float32, rounded
 once to x's dtype. A deterministic kernel is batch-invariant: a row's bits depend on no other row.
+`matmul_parts` concatenates the results of `matmul`; it returns None if it does not combine these
+products: those of many rows, or of a weight whose x is not quantized.
 `dequantize` computes in float32 and rounds once to `dtype`.
 
 Kernels marked `quantizes_activations` first quantize every 32 neighbours of a row of x to int8 with
@@ -96,6 +99,10 @@ def kernels(function: str) -> tuple[Kernel, ...]:
 
 
 MATMUL = kernels("matmul")
+MATMUL_PARTS = (
+    *(kernel for kernel in cuda_kernels("matmul_parts") if kernel.quantizes_activations),
+    Kernel(name="naive", call=f"{__name__}.naive:matmul_parts"),
+)
 GROUPED_MATMUL = kernels("grouped_matmul")
 DEQUANTIZE = (
     Kernel(

@@ -12,6 +12,8 @@ from the L2 cache.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -48,15 +50,41 @@ def integers(
     x: Tensor, weight: TritonWeight, block: GemvBlock, expert_of_row: Tensor | None
 ) -> Tensor:
     """See `multiply`; quantizes x."""
-    q, scales, sums = quantize_to_integers(x, weight)
+    per_cell = sums_per_cell([weight])
+    q, scales, sums = quantize_to_integers(x, per_cell)
     y = torch.empty(len(x), weight.n, dtype=x.dtype, device=x.device)
     tensors = (weight.tensors, q.view(torch.int32), scales, sums, y, expert_of_row)
     sizes = (len(x), weight.n, weight.cells)
     if len(x):
         integers_kernel[grid(y, block)](
-            *tensors, *sizes, LAYOUT=weight.layout, ASM=assembler(), **launch(block)
+            *tensors, *sizes, LAYOUT=weight.layout, SUMS=per_cell, ASM=assembler(), **launch(block)
         )
     return y
+
+
+def multiply_parts(x: Tensor, weights: Sequence[TritonWeight], block: GemvBlock) -> Tensor:
+    """x [t, k] -> [t, n of all weights]: as `integers` with each weight, in one launch."""
+    per_cell = sums_per_cell(weights)
+    q, scales, sums = quantize_to_integers(x, per_cell)
+    sizes = tuple(weight.n for weight in weights)
+    y = torch.empty(len(x), sum(sizes), dtype=x.dtype, device=x.device)
+    programs = triton.cdiv(len(x), block.x_rows) * sum(triton.cdiv(n, block.rows) for n in sizes)
+    if len(x):
+        parts_kernel[(programs,)](
+            tuple(weight.tensors for weight in weights),
+            *(q.view(torch.int32), scales, sums, y),
+            *(len(x), sizes, weights[0].cells, y.shape[1]),
+            LAYOUTS=tuple(weight.layout for weight in weights),
+            SUMS=per_cell,
+            ASM=assembler(),
+            **launch(block),
+        )
+    return y
+
+
+def sums_per_cell(weights: Sequence[TritonWeight]) -> int:
+    """Sums of q that weights need of each cell: 2 for groups of 16, else 1."""
+    return 32 // min(32, *(weight.layout.group for weight in weights))
 
 
 def floats(
@@ -87,19 +115,19 @@ def launch(block: GemvBlock) -> dict[str, int]:
     }
 
 
-def quantize_to_integers(x: Tensor, weight: TritonWeight) -> Quantized:
+def quantize_to_integers(x: Tensor, per_cell: int) -> Quantized:
     """Quantize x [t, k]: q int8 [t, k], scales float32 [t, k / 32], and sums of q.
 
-    The sums, for zeros and offsets, are float32 [t, k / 32], or [t, k / 16] for groups of 16.
+    The sums, for zeros and offsets, are float32 [t, k / 32 * per_cell].
     """
     x = dense_rows(x)
-    rows, cells, halves = len(x), weight.cells, 32 // min(weight.layout.group, 32)
+    rows, cells = len(x), x.shape[1] // 32
     q = torch.empty(rows, cells * 32, dtype=torch.int8, device=x.device)
     scales = torch.empty(rows, cells, dtype=torch.float32, device=x.device)
-    sums = torch.empty(rows, cells * halves, dtype=torch.float32, device=x.device)
+    sums = torch.empty(rows, cells * per_cell, dtype=torch.float32, device=x.device)
     if rows:
         quantize_kernel[(rows, triton.cdiv(cells, 32))](
-            x, q, scales, sums, cells, x.stride(0), HALVES=halves, CELLS=32, num_warps=1
+            x, q, scales, sums, cells, x.stride(0), HALVES=per_cell, CELLS=32, num_warps=1
         )
     return q, scales, sums
 
@@ -158,15 +186,110 @@ def integers_kernel(
     n,
     cells,
     LAYOUT: tl.constexpr,
+    SUMS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     CELLS: tl.constexpr,
     ASM: tl.constexpr,
 ):
     """Multiply ROWS quantized rows of x by BLOCK_N rows of the weight."""
+    integers_program(
+        tl.program_id(0),
+        w,
+        q,
+        scales,
+        sums,
+        y,
+        n,
+        expert_of_row,
+        rows,
+        n,
+        cells,
+        LAYOUT,
+        SUMS,
+        ROWS,
+        BLOCK_N,
+        CELLS,
+        ASM,
+    )
+
+
+@triton.jit(do_not_specialize=["rows"])
+def parts_kernel(
+    weights,
+    q,
+    scales,
+    sums,
+    y,
+    rows,
+    sizes,
+    cells,
+    y_row,
+    LAYOUTS: tl.constexpr,
+    SUMS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    CELLS: tl.constexpr,
+    ASM: tl.constexpr,
+):
+    """As `integers_kernel` with several weights; the programs of the first weight come first."""
+    program = tl.program_id(0)
+    for p in tl.static_range(len(LAYOUTS)):
+        programs = tl.cdiv(rows, ROWS) * tl.cdiv(sizes[p], BLOCK_N)
+        if (program >= 0) & (program < programs):
+            integers_program(
+                program,
+                weights[p],
+                q,
+                scales,
+                sums,
+                y,
+                y_row,
+                None,
+                rows,
+                sizes[p],
+                cells,
+                constant(LAYOUTS, p),
+                SUMS,
+                ROWS,
+                BLOCK_N,
+                CELLS,
+                ASM,
+            )
+        program -= programs
+        y += sizes[p]
+
+
+@triton.constexpr_function
+def constant(values, i):
+    """values[i]; an index in a kernel makes a tuple of values of it, not a constant."""
+    return values[i]
+
+
+@triton.jit
+def integers_program(
+    program,
+    w,
+    q,
+    scales,
+    sums,
+    y,
+    y_row,
+    expert_of_row,
+    rows,
+    n,
+    cells,
+    LAYOUT: tl.constexpr,
+    SUMS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    CELLS: tl.constexpr,
+    ASM: tl.constexpr,
+):
+    """Write the products of one program of a weight [n, k] to y, whose rows are `y_row` apart."""
     blocks = tl.cdiv(rows, ROWS)
-    first = (tl.program_id(0) % blocks * ROWS).to(tl.int64)
-    column = tl.program_id(0) // blocks * BLOCK_N + tl.arange(0, BLOCK_N)
+    first = (program % blocks * ROWS).to(tl.int64)
+    column = program // blocks * BLOCK_N + tl.arange(0, BLOCK_N)
     row = tl.minimum(column, n - 1).to(tl.int64)[:, None]
     if expert_of_row is not None:
         row += tl.load(expert_of_row + first) * n
@@ -184,14 +307,14 @@ def integers_kernel(
             total = acc[r]
             for half in tl.static_range(32 // min(LAYOUT.group, 32)):
                 dot = cell_dot(planes, q, index, half, LAYOUT, ASM)
-                part = apply_scales(w, dot, sums, index, row, cell, cells, half, LAYOUT)
+                part = apply_scales(w, dot, sums, index, row, cell, cells, half, LAYOUT, SUMS)
                 total = tl.fma(part, scale, total)
             updated = updated + (total,)
         acc = updated
     for r in tl.static_range(ROWS):
         total = tl.sum(acc[r], 1) * LAYOUT.unit
         inside = column < tl.where(first + r < rows, n, 0)
-        tl.store(y + (first + r) * n + column, total.to(y.dtype.element_ty), inside)
+        tl.store(y + (first + r) * y_row + column, total.to(y.dtype.element_ty), inside)
 
 
 @triton.jit
@@ -219,11 +342,24 @@ def plane_dot(
 
 
 @triton.jit
-def apply_scales(w, dot, sums, index, row, cell, cells, HALF: tl.constexpr, LAYOUT: tl.constexpr):
+def apply_scales(
+    w,
+    dot,
+    sums,
+    index,
+    row,
+    cell,
+    cells,
+    HALF: tl.constexpr,
+    LAYOUT: tl.constexpr,
+    SUMS: tl.constexpr,
+):
     """scale * (dot - zero * sum) + offset * sum."""
     group, groups = group_index(cell, cells, HALF, LAYOUT)
     lowered: tl.constexpr = 128 if LAYOUT.widths[0] == 8 else 0
-    total = tl.load(sums + index * (32 // min(LAYOUT.group, 32)) + HALF)
+    total = tl.load(sums + index * SUMS + HALF)
+    if SUMS == 2 and LAYOUT.group != 16:
+        total += tl.load(sums + index * SUMS + 1)
     if w.zero is not None:
         zero = tl.load(w.zero + row * groups + group).to(tl.float32)
         dot = tl.fma(lowered - zero, total, dot)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -73,6 +73,11 @@ def matmul_int8(x: Tensor, planes: Planes) -> Tensor:
         q, d = quantize_activations(rows)
         rows = (q.float().unflatten(-1, (-1, CELL)) * d[..., None]).flatten(-2)
     return matmul(rows, planes).to(x.dtype)
+
+
+def matmul_parts(x: Tensor, parts: Sequence[Planes]) -> Tensor:
+    """See the package."""
+    return torch.cat([matmul_int8(x, planes) for planes in parts], -1)
 
 
 BYTE_ZERO = 128  # the byte that represents 0 in `table_as_bytes`

@@ -184,6 +184,20 @@ def grouped_plan(weight: TritonWeight, x: Tensor, *, quantize: bool) -> GemvBloc
     return launch_parameters("grouped quant_matmul", key, plan, candidates)
 
 
+def parts_block(weights: Sequence[TritonWeight], x: Tensor) -> GemvBlock | None:
+    """The program of one product of x [t, k] with several weights, of equal k.
+
+    None if x has too many rows for vectors, or if a weight multiplies x without quantizing it.
+    """
+    rows, config, first = len(x), tuning(), weights[0]
+    if rows > config.gemv_rows or not all(weight.has_integer_values for weight in weights):
+        return None
+    key = (tuple(map(weight_key, weights)), row_class(rows), str(x.dtype))
+    block = gemv_block(first, block_rows(rows, config.gemv_block_rows), floats=False)
+    candidates = partial(candidate_blocks, first, rows, floats=False)
+    return launch_parameters("quant_matmul parts", key, block, candidates)
+
+
 def weight_key(weight: TritonWeight) -> tuple[object, ...]:
     return weight.layout, weight.n, weight.cells
 

@@ -8,6 +8,8 @@ dtype. If the code table holds values that are not integers times a power of two
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -20,6 +22,7 @@ from ostro.quant.planes.quant_matmul.tiles import (
     gemv_block,
     grouped_plan,
     matmul_plan,
+    parts_block,
 )
 from ostro.quant.planes.quant_matmul.weight import TritonWeight, prepare
 
@@ -44,6 +47,21 @@ def matmul_deterministic(x: Tensor, planes: Planes) -> Tensor:
 def matmul_exact_deterministic(x: Tensor, planes: Planes) -> Tensor:
     """As `matmul_exact`, batch-invariant."""
     return multiply_rows(x, prepare(planes), quantize=False)
+
+
+def matmul_parts(x: Tensor, parts: Sequence[Planes]) -> Tensor | None:
+    """See the package; quantizes activations."""
+    weights = [prepare(planes) for planes in parts]
+    block = parts_block(weights, x)
+    return None if block is None else gemv.multiply_parts(x, weights, block)
+
+
+def matmul_parts_deterministic(x: Tensor, parts: Sequence[Planes]) -> Tensor | None:
+    """As `matmul_parts`, batch-invariant; also of many rows."""
+    weights = [prepare(planes) for planes in parts]
+    if not all(weight.has_integer_values for weight in weights):
+        return None
+    return gemv.multiply_parts(x, weights, gemv_block(weights[0], 1, floats=False))
 
 
 def grouped_matmul(x: Tensor, planes: Planes, expert_of_row: Tensor) -> Tensor:

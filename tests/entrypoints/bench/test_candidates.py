@@ -30,16 +30,16 @@ SHARED = 227 << 10
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "quant", "ops"),
+    ("name", "quant", "topology", "ops"),
     [
-        ("llama", "q4k", {"quant_matmul", "attention"}),
-        ("qwen3_moe", "q8_0", {"quant_matmul", "grouped quant_matmul", "attention"}),
-        ("deepseek_v2", "", {"latent_attention", "grouped_matmul"}),
-        ("gpt_oss", "mxfp4", {"attention", "grouped mxfp4"}),
+        ("llama", "q4k", "v_proj = q8_0", {"quant_matmul", "quant_matmul parts", "attention"}),
+        ("qwen3_moe", "q8_0", "", {"quant_matmul", "grouped quant_matmul", "attention"}),
+        ("deepseek_v2", "", "", {"latent_attention", "grouped_matmul"}),
+        ("gpt_oss", "mxfp4", "", {"attention", "grouped mxfp4"}),
     ],
 )
-def test_candidates_compile(name: str, quant: str, ops: set[str]) -> None:
-    lines = [line.split(",") for line in run_compiled(__file__, name, quant)]
+def test_candidates_compile(name: str, quant: str, topology: str, ops: set[str]) -> None:
+    lines = [line.split(",") for line in run_compiled(__file__, name, quant, topology)]
     assert {op for op, *_ in lines} == ops
     for op, compiled, total in lines:
         # Few need more shared memory than there is.
@@ -65,7 +65,7 @@ def compiler() -> Iterator[None]:
         yield
 
 
-def main(name: str, quant: str) -> None:
+def main(name: str, quant: str, topology: str) -> None:
     """Print the candidates of each operation that compile, and all."""
     plugins = PluginManager()
     plugins.load()
@@ -82,6 +82,7 @@ def main(name: str, quant: str) -> None:
 
     with compiler(), cuda_kernels(), subject(plugins, name, config=config) as made:
         options: dict[str, Any] = {"dtype": "bfloat16", "quant": quant or None}
+        options["topology"] = topology or None
         engine = made.engine(made.load(**options), rows=256, blocks=256, **options)
         with (
             mock.patch.object(KernelTuner, "fastest", note),

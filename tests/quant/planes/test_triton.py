@@ -15,9 +15,11 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from triton import jit
 
+from ostro.core.nn import Linear
 from ostro.core.ops import Op, Target
 from ostro.core.ops.launch import override_lookup
 from ostro.plugins.conformance.kernels import DEVICE, poison
+from ostro.quant.dense.storage import Dense
 from ostro.quant.planes.planes import WIDTHS, Planes, pack_codes
 from ostro.quant.planes.quant_matmul import (
     DEQUANTIZE,
@@ -31,6 +33,7 @@ from ostro.quant.planes.quant_matmul import (
     weight,
 )
 from ostro.quant.planes.quant_matmul import triton as kernels
+from ostro.quant.planes.storage import Packed
 
 NL = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]
 FP4 = [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]
@@ -127,7 +130,7 @@ def test_quantizes_as_the_naive_kernel() -> None:
     q, d = naive.quantize_activations(x)
     made = weight.prepare(planes(1, 1056, bits=4, group=16))
     with poison():
-        mine, scales, sums = gemv.quantize_to_integers(x, made)
+        mine, scales, sums = gemv.quantize_to_integers(x, gemv.sums_per_cell([made]))
         back = gemv.quantize_to_floats(x)
     assert mine.equal(q) and scales.equal(d)
     assert sums.equal(q.float().unflatten(-1, (-1, 16)).sum(-1))
@@ -168,6 +171,125 @@ def test_products_of_few_rows() -> None:
         rounded, exact = kernels.matmul(x, made), kernels.matmul_exact(x, made)
     assert_near(rounded, truth_of(x, made, True), 1e-5)
     assert_near(exact, truth_of(x, made, False), 1e-5)
+
+
+MIXES = {
+    "4 and 6 bits": ["4 bits, super scales", "6 bits"],
+    "8 and 5 bits": ["8 bits", "5 bits"],
+    "table and 2 bits": ["4 bits, integer table", "2 bits", "4 bits, zeros"],
+}
+"""Kinds of the parts of a product: with groups of 16 and others, with larger groups alone."""
+
+
+def mixed(names: list[str], k: int = 96) -> list[Planes]:
+    """Parts of these kinds with odd numbers of rows."""
+    return [planes(n, k, **KINDS[name]) for name, n in zip(names, (5, 3, 7), strict=False)]
+
+
+def separate(call: Callable[..., Tensor], x: Tensor, parts: list[Planes]) -> Tensor:
+    return torch.cat([call(x, made) for made in parts], -1)
+
+
+@pytest.mark.parametrize("names", MIXES.values(), ids=MIXES)
+@pytest.mark.parametrize(("rows", "k"), [(0, 96), (1, 1152), (2, 96), (3, 96), (4, 96)])
+def test_parts_are_multiplied_as_separate_weights(names: list[str], rows: int, k: int) -> None:
+    parts, x = mixed(names, k), some_rows(rows, k, HALF)
+    with poison():
+        joint = kernels.matmul_parts(x, parts)
+        fixed = kernels.matmul_parts_deterministic(x, parts)
+    assert joint is not None and joint.equal(separate(kernels.matmul, x, parts))
+    assert fixed is not None and fixed.equal(separate(kernels.matmul_deterministic, x, parts))
+
+
+def test_columns_of_x_of_parts_may_be_contiguous() -> None:
+    parts, x = mixed(MIXES["4 and 6 bits"]), some_rows(3, 96, HALF)
+    for call in (kernels.matmul_parts, kernels.matmul_parts_deterministic):
+        joint, expected = call(x.t().contiguous().t(), parts), call(x, parts)
+        assert joint is not None and expected is not None and joint.equal(expected)
+
+
+def test_which_parts_are_not_multiplied_at_once() -> None:
+    """Those of many rows, unless each row is multiplied by itself, and tables of floats."""
+    parts = mixed(MIXES["4 and 6 bits"])
+    floats = [*parts, planes(**KINDS["4 bits, float table"])]
+    few, many = some_rows(1, 96), some_rows(tiles.tuning().gemv_rows + 1, 96)
+    assert kernels.matmul_parts(few, floats) is kernels.matmul_parts(many, parts) is None
+    assert kernels.matmul_parts_deterministic(few, floats) is None
+    fixed = kernels.matmul_parts_deterministic(many, parts)
+    assert fixed is not None and fixed.equal(separate(kernels.matmul_deterministic, many, parts))
+
+
+class Plain(Packed):
+    def save(self) -> dict[str, Tensor]:
+        raise NotImplementedError
+
+
+class Added:
+    """A delta that adds one."""
+
+    def matmul(self, x: Tensor, y: Tensor, step: Any) -> Tensor:
+        return y + 1
+
+
+@pytest.mark.parametrize(
+    ("names", "rows", "joint"),
+    [
+        (MIXES["4 and 6 bits"], 1, True),
+        (MIXES["4 and 6 bits"], 0, True),
+        (MIXES["4 and 6 bits"], 9, False),
+        (["4 bits, super scales", "4 bits, float table"], 1, False),
+    ],
+)
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_linear_multiplies_its_parts_at_once(
+    names: list[str], rows: int, joint: bool, deterministic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    linear, parts = linear_of(names, deterministic), mixed(names)
+    call = kernels.matmul_deterministic if deterministic else kernels.matmul
+    x = some_rows(2 * rows, 96, HALF).view(2, rows, 96)
+    expected = separate(call, x.flatten(0, 1), parts).view(2, rows, linear.n_out)
+    calls, multiply = [], gemv.multiply_parts
+    monkeypatch.setattr(gemv, "multiply_parts", lambda *each: calls.append(1) or multiply(*each))
+    with poison():
+        y = linear(x, None)
+    assert linear.bias is not None and y.equal(expected + 1 + linear.bias)
+    assert len(calls) == (joint or (deterministic and rows == 9))
+
+
+def linear_of(names: list[str], deterministic: bool = False, exact: bool = False) -> Linear:
+    """A linear with parts of these kinds, a bias and a delta, with kernels for CUDA."""
+    linear = Linear(96, {name: n for name, n in zip(names, (5, 3, 7), strict=False)}, bias=True)
+    for slot in linear.slots("w"):
+        if slot.kind == "storage":
+            made = planes(slot.shape[0], **KINDS[slot.part])
+            linear.fill(slot, Plain("Plain", made, HALF))
+        else:
+            linear.fill(slot, some_rows(1, slot.shape[0], FLOAT)[0])
+    linear.to(DEVICE, HALF)
+    linear.deltas.append(Added())  # type: ignore[arg-type]
+    target = Target(
+        device=torch.device("cuda"), dtype=HALF, deterministic=deterministic, exact=exact
+    )
+    linear.finalize(target)
+    return linear
+
+
+@pytest.mark.parametrize("case", ["exact", "ordered columns", "another class", "naive kernels"])
+def test_a_linear_whose_parts_are_multiplied_one_by_one(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    linear, x = linear_of(MIXES["4 and 6 bits"], exact=case == "exact"), some_rows(1, 96, HALF)
+    name, last = list(linear.storages.items())[-1]
+    assert isinstance(last, Plain)
+    if case == "ordered columns":
+        last.order = torch.arange(95, -1, -1, device=DEVICE)
+    elif case == "another class":
+        linear.storages[name] = Dense(last.dequantize())
+    elif case == "naive kernels":
+        last.finalize(Target(device=torch.device("cuda"), dtype=torch.float64))
+    expected = torch.cat([storage.matmul(x) for storage in linear.storages.values()], -1)
+    monkeypatch.setattr(gemv, "multiply_parts", None)
+    assert linear.bias is not None and linear(x, None).equal(expected + 1 + linear.bias)
 
 
 @pytest.mark.sample(6)
@@ -428,6 +550,29 @@ def test_all_candidates_compute_the_same(name: str, rows: int) -> None:
         assert len(results) >= 3
         for result in results:
             assert_near(result, expected, 6e-3)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_all_candidates_for_parts_compute_the_same(rows: int) -> None:
+    parts, x = mixed(MIXES["4 and 6 bits"], 1152), some_rows(rows, 1152, HALF)
+    expected = separate(kernels.matmul, x, parts)
+    results = list(results_of_candidates(lambda: kernels.matmul_parts(x, parts)))
+    assert len(results) >= 3
+    for result in results:
+        assert result is not None
+        assert_near(result, expected, 6e-3)
+
+
+def test_the_key_of_parts() -> None:
+    """It has all weights and the class of rows."""
+    first, other = (mixed(MIXES[name]) for name in ("4 and 6 bits", "8 and 5 bits"))
+    keys = list[Any]()
+    with override_lookup(lambda op, key, default, more: keys.append((op, key)) or default):
+        for parts, rows in ((first, 3), (first, 4), (first, 2), (first[:1] + other[1:], 4)):
+            kernels.matmul_parts(some_rows(rows, 96, HALF), parts)
+        kernels.matmul_parts_deterministic(some_rows(1, 96, HALF), first)
+    assert {op for op, _ in keys} == {"quant_matmul parts"}
+    assert len(keys) == 4 and keys[0] == keys[1] and len(set(keys)) == 3
 
 
 def test_plans_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:

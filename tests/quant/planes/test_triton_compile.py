@@ -204,6 +204,19 @@ def test_compiles_without_spills(kind: str, launch: str, target: str) -> None:
         assert build.shared <= limit << 10, build.kernel
 
 
+@pytest.mark.parametrize("target", targets())
+def test_parts_compile_as_separate_weights(target: str) -> None:
+    """A program of parts takes as many registers and instructions as one of its costliest part."""
+    kinds = "4 bits, super scales", "6 bits"
+    x = torch.empty(1, K, dtype=HALF if target == "sm_75" else torch.bfloat16, device="meta")
+    call = "ostro.quant.planes.quant_matmul.triton:matmul_parts"
+    *_, build = compile_for(target, call, x, [outline(**KINDS[kind]) for kind in kinds])
+    alone = [launched(target, kind, "matmul", 1)[-1] for kind in kinds]
+    assert build.kernel == "parts_kernel" and build.spills == 0
+    assert build.registers <= max(each.registers for each in alone) + 8
+    assert len(build.loop) <= max(len(each.loop) for each in alone) * 1.05
+
+
 @pytest.mark.parametrize("target", ["gfx942", pytest.param("gfx1100", marks=pytest.mark.slow)])
 def test_amd_multiplies_four_codes_at_once(target: str) -> None:
     build = launched(target, "4 bits, integer table", "matmul", 1)[-1]
