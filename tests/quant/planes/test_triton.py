@@ -214,6 +214,7 @@ def test_which_parts_are_not_multiplied_at_once() -> None:
     floats = [*parts, planes(**KINDS["4 bits, float table"])]
     few, many = some_rows(1, 96), some_rows(tiles.tuning().gemv_rows + 1, 96)
     assert kernels.matmul_parts(few, floats) is kernels.matmul_parts(many, parts) is None
+    assert kernels.matmul_parts(many[1:], parts) is not None
     assert kernels.matmul_parts_deterministic(few, floats) is None
     fixed = kernels.matmul_parts_deterministic(many, parts)
     assert fixed is not None and fixed.equal(separate(kernels.matmul_deterministic, many, parts))
@@ -563,16 +564,19 @@ def test_all_candidates_for_parts_compute_the_same(rows: int) -> None:
         assert_near(result, expected, 6e-3)
 
 
-def test_the_key_of_parts() -> None:
-    """It has all weights and the class of rows."""
+def test_parameters_of_parts() -> None:
+    """The key has all weights and the class of rows; a program has all rows of x, or half."""
     first, other = (mixed(MIXES[name]) for name in ("4 and 6 bits", "8 and 5 bits"))
-    keys = list[Any]()
-    with override_lookup(lambda op, key, default, more: keys.append((op, key)) or default):
-        for parts, rows in ((first, 3), (first, 4), (first, 2), (first[:1] + other[1:], 4)):
+    found = list[Any]()
+    with override_lookup(lambda *each: found.append(each) or each[2]):
+        for parts, rows in ((first, 3), (first, 4), (first, 8), (first[:1] + other[1:], 4)):
             kernels.matmul_parts(some_rows(rows, 96, HALF), parts)
         kernels.matmul_parts_deterministic(some_rows(1, 96, HALF), first)
-    assert {op for op, _ in keys} == {"quant_matmul parts"}
-    assert len(keys) == 4 and keys[0] == keys[1] and len(set(keys)) == 3
+    ops, keys, defaults, candidates = zip(*found, strict=True)
+    assert ops == ("quant_matmul parts",) * 4
+    assert keys[0] == keys[1] and len(set(keys)) == 3
+    assert [block.x_rows for block in defaults] == [4, 4, 8, 4]
+    assert {block.x_rows for block in candidates[2]()} == {4, 8}
 
 
 def test_plans_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
