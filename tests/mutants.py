@@ -128,6 +128,10 @@ CORE: Mapping[str, Mapping[str, Change]] = {
             "block = self.idle.popitem(last=False)[0]",
             "block = self.idle.popitem(last=True)[0]",
         ),
+        "block-that-was-released-first-is-used-first": (
+            "self.free.move_to_end(block, last=False)",
+            "self.free.move_to_end(block, last=True)",
+        ),
         "first-block-of-prefix-is-evicted-first": (
             "for block in reversed(table.blocks[table.first :]):",
             "for block in table.blocks[table.first :]:",

@@ -114,9 +114,13 @@ class BlockPool:
         self.users[block] -= 1
         if self.users[block]:
             return
-        # Appended last: the block released last is evicted last.
-        target = self.free if self.key_of[block] is None else self.idle
-        target[block] = None
+        if self.key_of[block] is None:
+            # First: its memory is in use, and may be in the CPU's cache.
+            self.free[block] = None
+            self.free.move_to_end(block, last=False)
+        else:
+            # Last: the block released last is evicted last.
+            self.idle[block] = None
 
     def publish(self, block: int, key: Key) -> None:
         """Cache a full block under its key, unless another block has the same key."""

@@ -146,6 +146,16 @@ def test_a_step_over_states_ends_at_a_block(start: int, count: int, allowed: int
     assert BlockManager([group(4)], 4).align(start, count) == count, "pages set no limit"
 
 
+def test_blocks_that_were_released_last_are_used_first() -> None:
+    """In their order: consecutive blocks read faster, and no other memory is touched."""
+    blocks = BlockManager([group(8)], 4)
+    for length in (12, 12, 5):
+        tables = blocks.new_tables()
+        assert blocks.grow(tables, length)
+        assert tables[0].blocks == list(range(-(-length // 4)))
+        blocks.release(tables)
+
+
 def test_trim_moves_first_forward_only() -> None:
     blocks = BlockManager([group(8, window=4)], 4)
     tables = blocks.new_tables()
