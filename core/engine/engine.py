@@ -24,7 +24,7 @@ from ostro.core.device import DeviceToHostCopy
 from ostro.core.engine.blocks import BlockManager, next_key, seed_key
 from ostro.core.engine.runner import LaunchedStep, ModelRunner
 from ostro.core.engine.sampler import SamplerOutput, has_dry
-from ostro.core.engine.scheduler import Chunk, Scheduler, StepPlan
+from ostro.core.engine.scheduler import Chunk, Scheduler, StepPlan, accept
 from ostro.core.engine.sequence import Sequence
 from ostro.core.errors import ContextLengthExceeded, OstroError, Overloaded, RequestError
 from ostro.core.failure import PLAIN, Failures, check_nan, described, is_out_of_memory, not_finite
@@ -407,7 +407,7 @@ class Engine:
                 # Before the check: a preempted sequence waits until no token is pending.
                 sequence.pending = max(0, sequence.pending - 1)
             # A sequence may have finished after this step was launched.
-            if sequence.finish is not None or not self.scheduler.accept(chunk):
+            if sequence.finish is not None or not accept(chunk, self.blocks):
                 continue
             if token < 0:
                 outputs += self.fail([sequence], not_finite(self.runner.dtype))

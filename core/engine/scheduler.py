@@ -215,20 +215,6 @@ class Scheduler:
                 *(Chunk(sequence, length + i, 1, True, token) for i, token in enumerate(tokens)),
             ]
 
-    def accept(self, chunk: Chunk) -> bool:
-        """Whether the token drawn after a chunk counts; keeps the row of an accepted draft.
-
-        A draft is accepted if it is the token that was drawn for its place.
-        """
-        if chunk.draft is None:
-            return True
-        sequence = chunk.sequence
-        if len(sequence.tokens) != chunk.start + 1 or sequence.tokens[-1] != chunk.draft:
-            return False
-        sequence.computed = chunk.start + 1
-        self.blocks.accept_draft(sequence.tables, chunk.start)
-        return True
-
     def may_append(self, sequence: Sequence) -> bool:
         """Whether tokens may be appended to a sequence without being drawn.
 
@@ -508,3 +494,18 @@ class Scheduler:
             tables = sequence.tables[index * groups : (index + 1) * groups]
             self.blocks.publish(tables, keys, sequence.published)
         sequence.published = len(chains[0])
+
+
+def accept(chunk: Chunk, blocks: BlockManager) -> bool:
+    """Whether the token drawn after a chunk counts; the row of an accepted draft is then computed.
+
+    A draft is accepted if it is the token that was drawn for its place.
+    """
+    if chunk.draft is None:
+        return True
+    sequence = chunk.sequence
+    if len(sequence.tokens) != chunk.start + 1 or sequence.tokens[-1] != chunk.draft:
+        return False
+    sequence.computed = chunk.start + 1
+    blocks.accept_draft(sequence.tables, chunk.start)
+    return True
