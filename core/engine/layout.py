@@ -119,7 +119,8 @@ def state_metadata(
     for chunk in chunks:
         sequence, stop = chunk.sequence, chunk.start + chunk.count
         table = sequence.tables[index]
-        place = chunk.start - len(sequence.tokens)  # of a draft among those of its sequence
+        # Of a draft among those of its sequence.
+        place = 0 if chunk.draft is None else chunk.start - len(sequence.tokens)
         if sequence is previous:
             segments[-1].rows, segments[-1].length = segments[-1].rows + chunk.count, stop
         else:

@@ -17,11 +17,11 @@ class StateLayout:
 
     starts  [B + 1] int64: the first row of each sequence
     before  [B] int64: the block of the state before its first row; negative for a new sequence
-    saved   [T] int64: the block for the state after each row, T >= starts[B]; negative where it is
+    saved   [T] int64: the block for the state after each row, T = starts[B]; negative where it is
             not saved. The last row of a sequence saves its state, or the whole sequence is idle.
 
-    Other rows than the last save their states only in sequences of at most `SAVED_ROWS` rows; of
-    these, only the first one may save to the block of `before`.
+    Other rows than the last save their states only in sequences of at most `SAVED_ROWS` rows. The
+    first row that saves its state may save it to the block of `before`, later ones may not.
     """
 
     starts: Tensor

@@ -4,9 +4,9 @@
 
 x [T, c] float, the rows of all sequences, concatenated; weight [c, w], bias [c] or None, float32;
 state [blocks, c, w - 1] float32: the w - 1 rows before the first row of a sequence, zeros for a new
-one. `places` (a `StateLayout`) has its blocks; the last w - 1 rows are written to block `after`.
-Row t is act(sum over j of weight[:, j] * x[t - (w - 1) + j] + bias), with act "" (none) or "silu";
-computed in float32 and rounded once to x's dtype.
+one. `places` (a `StateLayout`) has its blocks; the w - 1 rows up to each row that has a block are
+saved to it. Row t is act(sum over j of weight[:, j] * x[t - (w - 1) + j] + bias), with act ""
+(none) or "silu", computed in float32 and rounded once to x's dtype; it is zero in idle sequences.
 """
 
 from ostro.core.native import DTYPES

@@ -7,15 +7,15 @@ q and k [T, hk, dk], v [T, hv, dv], b and a [T, hv] are the rows of all sequence
 sequence, in one float dtype (views of wider rows, all but the first dimension contiguous); value
 head i uses key head i // (hv // hk). rate (negative) and dt_bias [hv] float32. state [blocks, hv,
 dk, dv] float32: `places` (a `StateLayout`) locates the state S before the first row of a sequence;
-S is zero at the start of a sequence. The state after the last row is written to the new block of
-the sequence, which may be the same block. For each row, in float32, with q and k normalised to
-length 1 (1e-6 under the root) and q then divided by sqrt(dk):
+S is zero at the start of a sequence. The state after each row that has a block is saved to it; the
+first of them may be the block before. For each row, in float32, with q and k normalised to length 1
+(1e-6 under the root) and q then divided by sqrt(dk):
 
     S = exp(rate * softplus(a + dt_bias)) * S
     S = S + k (sigmoid(b) * (v - k^T S))^T
     y = q^T S
 
-y is rounded once to v's dtype; it is zero for sequences without a new block.
+y is rounded once to v's dtype; it is zero for idle sequences.
 """
 
 from ostro.core.native import DTYPES

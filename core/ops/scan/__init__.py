@@ -6,14 +6,14 @@ x [T, h, p], dt [T, h], b and c [T, g, n] are the rows of all sequences, sequenc
 one float dtype (views of wider rows, all but the first dimension contiguous); head i uses group
 i // (h // g). a, d and dt_bias [h] float32; limit: the minimum and maximum of a time step.
 state [blocks, h, p, n] float32: `places` (a `StateLayout`) locates the state S before the first row
-of a sequence; S is zero at the start of a sequence. The state after the last row is written to the
-new block of the sequence, which may be the same block. For each row, in float32:
+of a sequence; S is zero at the start of a sequence. The state after each row that has a block is
+saved to it; the first of them may be the block before. For each row, in float32:
 
     step = softplus(dt + dt_bias), clamped to limit
     S = exp(step * a) * S + step * x b^T
     y = S c + d * x
 
-y is rounded once to x's dtype; it is zero for sequences without a new block.
+y is rounded once to x's dtype; it is zero for idle sequences.
 """
 
 from ostro.core.native import DTYPES
