@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from tiny.drafts import LENGTH, Free, requests_of, run
+from tiny.drafts import LENGTH, Free, Tokens, requests_of, run
 
 from ostro.core.engine.build import draft_model, make_ready
 from ostro.core.engine.draft_model import DraftModel
@@ -150,8 +151,70 @@ def test_other_tokens_take_the_place_of_drafts(tiny: Subject, right: int) -> Non
     assert draft.propose([DraftRequest(0, tokens, 4, False)]) == other.propose(
         [DraftRequest(0, tokens, 4, True)]
     )
+    assert blocks_used(engine) == blocks_used(fresh), "blocks of drafts are released"
     draft.release(0)
     assert blocks_used(engine) == 0
+
+
+def test_sequences_share_the_rows_of_a_step(tiny: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that finds no row left gets fewer drafts."""
+    draft = draft_model(with_draft(tiny, tiny))
+    assert draft is not None
+    rows, run = list[int](), draft.run
+    draft.max_rows = 3
+    for row in range(3):  # reads the prompts, one per proposal
+        draft.propose([DraftRequest(row, tiny.prompt[:3], 1, True)])
+    monkeypatch.setattr(
+        draft, "run", lambda plan, *rest: rows.append(plan.rows) or run(plan, *rest)
+    )
+    draft.max_rows = 2
+    requests = [DraftRequest(row, tiny.prompt[:4], 4, False) for row in range(3)]
+    assert sorted(map(len, draft.propose(requests))) == [0, 4, 4]
+    assert rows == [2, 2, 2, 2]
+
+
+def random_requests(rng: random.Random) -> list[TokenRequest]:
+    """Greedy and sampled ones, of different lengths, some of two choices."""
+    return [
+        TokenRequest(
+            id=str(i),
+            tokens=[rng.randrange(100) for _ in range(rng.randint(1, 60))],
+            sampling=Sampling(
+                temperature=rng.choice([0, 0.7]),
+                seed=i,
+                max_tokens=rng.randint(1, 50),
+                ignore_eos=True,
+                n=rng.choice([1, 1, 2]),
+            ),
+        )
+        for i in range(8)
+    ]
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("seed", range(3))
+def test_random_requests_with_aborts_and_preemptions(tiny: Subject, seed: int) -> None:
+    rng = random.Random(seed)
+    requests = random_requests(rng)
+    wanted = run(tiny.engine(rows=40, blocks=200, max_seqs=6), requests)
+    engine = with_draft(
+        tiny, tiny, rows=16, blocks=rng.choice([10, 14]), max_seqs=6, replay=seed == 1
+    )
+    found = Tokens()
+    aborted = set[str]()
+    while requests or engine.busy:
+        if requests and rng.random() < 0.5:
+            engine.submit(requests.pop(0))
+        if engine.live and rng.random() < 0.03:
+            aborted.add(id := rng.choice(list(engine.live)))
+            engine.abort(id)
+        for output in engine.step():
+            assert output.error is None
+            found.setdefault((output.id, output.index), []).extend(output.tokens)
+    for key, tokens in wanted.items():
+        answer = found.get(key, [])
+        assert answer == (tokens[: len(answer)] if key[0] in aborted else tokens)
+    assert engine.stats().accepted_tokens and blocks_used(engine) == 0
 
 
 def blocks_used(engine: Engine) -> int:

@@ -117,6 +117,7 @@ def test_states_have_one_segment_and_block_0_without_a_kept_state() -> None:
     chunk = Chunk(sequence_of(16, -1, -1, 6, items=items), 0, 12, False)
     batch = paged_metadata(states(8), 0, [chunk], BLOCK, CPU)
     assert batch.starts.tolist() == [0, 12] and batch.table.tolist() == [[0, 0, 6]]
+    assert (batch.slots // BLOCK).tolist() == [-1] * 8 + [6] * 4
 
 
 def test_drafts_are_rows_of_their_sequence_with_blocks_of_their_own() -> None:

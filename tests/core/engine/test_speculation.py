@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 from tiny.drafts import LENGTH, Oracle, Tokens, requests_of, run, speculating, whole
 
+from ostro.core.engine.buckets import Bucket
 from ostro.core.engine.draft_length import MAX_ROWS, StepCosts
 from ostro.core.engine.processors import Processors
 from ostro.core.engine.speculation import DraftRequest
 from ostro.core.messages.requests import Sampling, TokenRequest
+from ostro.core.ops.attention import AttentionMetadata
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import LogitsProcessor
+from ostro.core.step import Step
 from ostro.plugins.conformance.parity import Subject, subject
 
 RECURRENT = ("lfm2", "mamba2", "bamba", pytest.param("qwen3_next", marks=pytest.mark.slow))
@@ -67,6 +70,30 @@ def test_answers_are_the_same_under_preemption(pages_or_states: Subject, blocks:
     assert run(engine, requests) == wanted
     assert speculation.accepted and (engine.stats().preemptions or blocks > 7)
     assert engine.stats().blocks_used == 0
+
+
+def test_rows_of_a_bucket_are_in_order(
+    pages_or_states: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a sequence has several rows, fewer sequences have them; idle ones begin after them."""
+    load, rows = Bucket.load, list[int]()
+
+    def check(bucket: Bucket, step: Step, batches: Sequence[AttentionMetadata]) -> None:
+        load(bucket, step, batches)
+        for batch in bucket.batches:
+            starts = batch.starts.tolist()
+            assert starts == sorted(starts) and starts[-1] == bucket.size
+            assert batch.host is not None and batch.host.starts == starts
+        rows.append(len(step.tokens))
+
+    model = pages_or_states
+    requests = requests_of(model)
+    wanted = run(model.engine(rows=40, blocks=64, max_seqs=4), requests)
+    engine = model.engine(rows=40, blocks=64, max_seqs=4, replay=True)
+    engine.runner.capture()
+    speculating(engine, Oracle(whole(requests, wanted)))
+    monkeypatch.setattr(Bucket, "load", check)
+    assert run(engine, requests) == wanted and max(rows) > 4
 
 
 @pytest.mark.parametrize("wrong", [10**9, 3])
