@@ -65,8 +65,8 @@ class DraftSequence:
         One or two are decode rows, which run in a captured step.
         """
         own, count = self.state, min(self.missing, budget)
-        if own.drafts:
-            return [Chunk(own, own.computed, 1, True, own.drafts[-1])] if count else []
+        if own.drafts:  # it had a row in the last step, so there is room for one
+            return [Chunk(own, own.computed, 1, True, own.drafts[-1])]
         if self.missing <= min(2, budget):
             return [Chunk(own, own.computed + i, 1, True) for i in range(count)]
         return [Chunk(own, own.computed, count, count == self.missing)] if count else []

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tiny.drafts import LENGTH, Oracle, Tokens, requests_of, run, speculating, whole
 
-from ostro.core.engine.buckets import Bucket
+from ostro.core.engine.buckets import Bucket, DecodeBucket
 from ostro.core.engine.draft_length import MAX_ROWS, StepCosts
 from ostro.core.engine.processors import Processors
 from ostro.core.engine.speculation import DraftRequest
@@ -89,10 +89,10 @@ def test_rows_of_a_bucket_are_in_order(
     model = pages_or_states
     requests = requests_of(model)
     wanted = run(model.engine(rows=40, blocks=64, max_seqs=4), requests)
-    engine = model.engine(rows=40, blocks=64, max_seqs=4, replay=True)
+    engine = model.engine(rows=40, blocks=64, max_seqs=8, replay=True, speculate="ngram")
     engine.runner.capture()
     speculating(engine, Oracle(whole(requests, wanted)))
-    monkeypatch.setattr(Bucket, "load", check)
+    monkeypatch.setattr(DecodeBucket, "load", check)
     assert run(engine, requests) == wanted and max(rows) > 4
 
 
