@@ -175,7 +175,7 @@ CORE: Mapping[str, Mapping[str, Change]] = {
             "pass",
         ),
         "idle-sequences-begin-within-the-rows-of-drafts": (
-            "if least:",
+            "if idle_start:",
             "if False:",
         ),
         "no-sequence-has-the-idle-rows": (

@@ -115,7 +115,7 @@ class BlockPool:
         if self.users[block]:
             return
         if self.key_of[block] is None:
-            # First: its memory is in use, and may be in the CPU's cache.
+            # First: its memory is resident, and may be in the CPU's cache.
             self.free[block] = None
             self.free.move_to_end(block, last=False)
         else:

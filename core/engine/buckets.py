@@ -115,13 +115,14 @@ class Bucket(ABC):
                 self.step.mixture[:rows] = step.mixture
         for batch, fixed, starts in zip(batches, self.batches, self.starts, strict=True):
             n = len(batch.lengths)
-            # Several rows of a sequence in a bucket for one each: fewer sequences have all rows.
-            least = rows if batch.max_queries > self.queries else 0
+            # In a group of states, drafts are rows of their sequence. Fewer sequences than rows
+            # then fill the step, and the idle ones begin after its rows.
+            idle_start = rows if batch.max_queries > self.queries else 0
             fixed.table.zero_()
             fixed.table[:n, : batch.table.shape[1]] = batch.table
             fixed.starts.copy_(starts)
-            if least:
-                fixed.starts.clamp_(min=least)
+            if idle_start:
+                fixed.starts.clamp_(min=idle_start)
             fixed.starts[: n + 1] = batch.starts
             fixed.lengths.zero_()
             fixed.lengths[:n] = batch.lengths
@@ -131,7 +132,7 @@ class Bucket(ABC):
                 idle = len(fixed.lengths) - n
                 # If the call was not captured, CPU kernels read these lists and not the tensors.
                 fixed.host = HostMetadata(
-                    batch.host.starts + [max(i, least) for i in self.idle_starts[n + 1 :]],
+                    batch.host.starts + [max(i, idle_start) for i in self.idle_starts[n + 1 :]],
                     batch.host.lengths + [0] * idle,
                     batch.host.blocks + [[] for _ in range(idle)],
                     memo={},

@@ -1,4 +1,4 @@
-"""Requests and engines of the tests of drafts and of forced tokens."""
+"""Requests, engines and a proposer for the tests of drafts and of forced tokens."""
 
 from __future__ import annotations
 

@@ -9,11 +9,12 @@ import pytest
 from tiny.drafts import LENGTH, Oracle, Tokens, requests_of, run, speculating, whole
 
 from ostro.core.engine.buckets import Bucket, DecodeBucket
-from ostro.core.engine.draft_length import MAX_ROWS, StepCosts
+from ostro.core.engine.draft_length import MAX_DRAFTS, MAX_ROWS, StepCosts
 from ostro.core.engine.processors import Processors
 from ostro.core.engine.speculation import DraftRequest
 from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.ops.attention import AttentionMetadata
+from ostro.core.ops.state_layout import SAVED_ROWS
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import LogitsProcessor
 from ostro.core.step import Step
@@ -198,6 +199,11 @@ def test_a_full_cache_leaves_fewer_drafts(plugins: PluginManager) -> None:
             assert run(engine, [request]) == wanted
             drafted.append(speculation.drafted / speculation.proposals)
         assert drafted[0] > 6 > drafted[1] > drafted[2] > 0
+
+
+def test_all_states_of_a_step_are_saved() -> None:
+    """Kernels save those of short sequences only: a step of drafts is one."""
+    assert 1 + MAX_DRAFTS <= SAVED_ROWS
 
 
 def test_many_rows_leave_no_room_for_drafts(llama: Subject) -> None:
