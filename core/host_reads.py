@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from ostro.core.dispatch import DispatchMode
 
 READS = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.item}
 """Tensor methods that return numbers to Python."""
@@ -38,16 +39,8 @@ class RefuseHostReads(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class RefuseWaits(TorchDispatchMode):
+class RefuseWaits(DispatchMode):
     """Refuses torch operations for which the host waits for the device."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # True would import torch._dynamo at the first operation: as long as all of torch takes.
-        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))

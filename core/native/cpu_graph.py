@@ -15,9 +15,9 @@ from itertools import groupby
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ostro.core import native
+from ostro.core.dispatch import DispatchMode
 from ostro.core.host_reads import NotCapturable, RefuseHostReads, obstacle, tensors
 from ostro.core.native.kernel_calls import KernelCalls
 
@@ -33,7 +33,7 @@ EMPTY = ("empty", "new_empty")
 """Prefixes of the operations that allocate memory and write nothing."""
 
 
-class RecordOperations(TorchDispatchMode):
+class RecordOperations(DispatchMode):
     """Appends torch operations to `steps` and keeps the memory of their results.
 
     Native kernels append themselves to the same list (`native.CAPTURE`), so the order is the
@@ -41,17 +41,12 @@ class RecordOperations(TorchDispatchMode):
     """
 
     def __init__(self, steps: list[Step]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.steps = steps
         # By address. Later steps hold plain addresses: memory that the allocator gave to another
         # tensor would be overwritten by every replay.
         self.retained: dict[int, Tensor] = {}
         self.bytes_left = MAX_BYTES
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # True would import torch._dynamo at the first operation: as long as all of torch takes.
-        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
