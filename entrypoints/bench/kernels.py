@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from ostro.core.collection import collection_off
 from ostro.core.device import current_device
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.runner import ModelRunner
@@ -300,9 +301,10 @@ def compile_candidates(
     threads = min(8, os.cpu_count() or 1) if device.type == "cuda" else 1
     pool = ThreadPoolExecutor(threads)
     try:
-        for parameters, done in zip(wanted, pool.map(compiles, list(wanted)), strict=True):
-            for site in done:
-                compiled[site.place].append(parameters)
+        with collection_off():
+            for parameters, done in zip(wanted, pool.map(compiles, list(wanted)), strict=True):
+                for site in done:
+                    compiled[site.place].append(parameters)
     finally:
         pool.shutdown(cancel_futures=True)  # Ctrl-C waits for those that have begun
     return compiled
