@@ -191,6 +191,30 @@ CORE: Mapping[str, Mapping[str, Change]] = {
             "if self.captured_changes < 0:",
         ),
     },
+    "core/engine/compilation.py": {
+        "all-steps-run-whatever-the-cache-has": (
+            "return compile_launched(steps) > 0",
+            "return compile_launched(steps) >= 0",
+        ),
+        "costs-of-steps-are-those-of-the-dry-run": (
+            "        if speculation is not None:",
+            "        if speculation is None:",
+        ),
+        "buckets-of-the-dry-run-stay": ("            runner.close()", "            pass"),
+    },
+    "core/engine/kernel_compiler.py": {
+        "memory-is-not-zero": ("            out.zero_()", "            pass"),
+        "autotuner-measures-nothing": ("        if is_autotuned():", "        if False:"),
+        "devices-share-a-kernel": (
+            "super().submit((key, device), load, *callbacks)",
+            "super().submit((key, 0), load, *callbacks)",
+        ),
+        "kernels-of-the-cache-count": (
+            "self.compiled += not cache_hit",
+            "self.compiled += 1",
+        ),
+        "kernel-stays-skipped": ("        compiler.ended = True", "        pass"),
+    },
     "core/engine/engine.py": {
         "tokens-are-appended-behind-a-step-in-flight": (
             "for sequence in () if self.lag else dict.fromkeys(drawing):",

@@ -349,14 +349,16 @@ def check_finite(values: torch.Tensor, loaded: LoadedModel) -> None:
 
 
 def make_pooling_ready(engine: PoolingEngine, loaded: LoadedModel, *, warm: bool) -> None:
-    """Compute the vector of a short input; with `warm`, also of those that compile all kernels.
+    """Compute `warm_up_vectors`. Raises CheckpointError if one contains NaN or Inf."""
+    for vectors in warm_up_vectors(engine, warm=warm):
+        check_finite(vectors, loaded)
 
-    Raises CheckpointError if a vector contains NaN or Inf.
-    """
+
+def warm_up_vectors(engine: PoolingEngine, *, warm: bool) -> Iterator[torch.Tensor]:
+    """The vector of a short input; with `warm`, also of those that compile all kernels."""
     most = min(engine.max_rows, engine.context) if warm else 2
-    for length, _ in warm_up_cases(most, loaded.device.type):
-        tokens = [engine.vocab // 2] * length
-        check_finite(engine.read([tokens], None, "vectors"), loaded)
+    for length, _ in warm_up_cases(most, engine.runner.device.type):
+        yield engine.read([[engine.vocab // 2] * length], None, "vectors")
 
 
 @contextmanager

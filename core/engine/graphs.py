@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from ostro.core.device import current_device
 from ostro.core.host_reads import NotCapturable, RefuseHostReads, RefuseWaits
 from ostro.core.native.cpu_graph import record
 from ostro.core.plugins.isolation import reason
@@ -98,6 +99,16 @@ class Graphs:
             return out
 
         return launch
+
+
+class DryGraphs(Graphs):
+    """Runs each call once, and captures none."""
+
+    def capture(self, call: Callable[[], T], device: torch.device) -> Callable[[], T]:
+        """Run a call and return it."""
+        with current_device(device):
+            call()
+        return call
 
 
 def prepare(call: Callable[[], T]) -> None:

@@ -12,6 +12,7 @@ import torch
 from ostro.core.adapters.pool import AdapterPool
 from ostro.core.device import format_bytes, return_memory
 from ostro.core.engine.build import ROWS, build_engine, draft_model, probe_token
+from ostro.core.engine.compilation import compile_kernels, uncaptured
 from ostro.core.engine.engine import Engine
 from ostro.core.errors import InsufficientMemory
 from ostro.core.load.model import LoadedModel
@@ -41,10 +42,12 @@ def step_bytes(
         return peaks
     return_memory()
     before = {device: torch.cuda.memory_reserved(device) for device in gpus}
-    for device in gpus:
-        torch.cuda.reset_peak_memory_stats(device)
     try:
         with small_engine(loaded, settings, plugins, adapter_pool) as engine:
+            compile_kernels(lambda: run_uncaptured(engine), loaded.device)
+            return_memory()
+            for device in gpus:
+                torch.cuda.reset_peak_memory_stats(device)
             run_largest_steps(engine)
             caches = Counter[torch.device]()
             for group in engine.blocks.all:
@@ -87,6 +90,12 @@ def small_engine(
             engine.close()
     finally:
         loaded.context, loaded.explain = context, explain
+
+
+def run_uncaptured(engine: Engine) -> None:
+    """Run the largest steps, without a capture."""
+    with uncaptured(engine):
+        run_largest_steps(engine)
 
 
 @torch.inference_mode()

@@ -26,6 +26,7 @@ from ostro.core.engine.build import (
 )
 from ostro.core.engine.build_speculation import draft_model_settings, no_speculator
 from ostro.core.engine.calibration import open_probe
+from ostro.core.engine.compilation import compile_entry, compile_kernels
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.jobs import JobEngine
 from ostro.core.engine.memory import cache_budgets, check_weights
@@ -185,6 +186,7 @@ def make_entry_ready(entry: ModelEngines, *, lazily: bool = False, warm: bool = 
     """Check the outputs of a model, capture its decode steps and compile its kernels."""
     loaded = entry.loaded
     assert loaded is not None, "`build_entry` sets it"
+    compile_entry(entry, warm=warm)
     if entry.tokens is not None:
         make_ready(entry.tokens, loaded, lazily=lazily)
         if warm:
@@ -271,7 +273,9 @@ def overflows(loaded: LoadedModel, settings: Settings, plugins: PluginManager) -
     ) as engine:
         prompt = probe_prompt(engine, loaded)
         if tasks_of(loaded, settings) & TOKEN_TASKS:
+            compile_kernels(lambda: engine.runner.logits(prompt), loaded.device)
             return not engine.runner.logits(prompt).isfinite().all()
+        compile_kernels(lambda: engine.runner.hidden([prompt]), loaded.device)
         return not engine.runner.hidden([prompt])[0].isfinite().all()
 
 
@@ -290,6 +294,7 @@ def change_formats(
     assert loaded is not None and spec is not None, "`build_entry` sets them"
     changed = replace(spec.settings, quant=quant, topology=topology)
     requantize(loaded, changed, plugins, report, open_probe=open_probe)
+    compile_entry(entry, warm=False)
     if entry.tokens is not None:
         refresh(entry.tokens, loaded, changed)
     return loaded.explain

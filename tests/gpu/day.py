@@ -31,6 +31,7 @@ PYTEST = (
     "-o addopts=--import-mode=importlib --timeout 100 --dist worksteal"
 )
 MODEL = "--dummy-weights llama-8b --device cuda --dtype bfloat16 --context 4096"
+START = "--dummy-weights llama-8b"
 BENCH = f"-m ostro bench {MODEL} -p 512 -n 64 -r 2 --json --explain"
 TUNE = f"-m ostro tune {MODEL} --kernels"
 VERSIONS = """
@@ -97,6 +98,7 @@ CALLS: dict[int, list[list[Item]]] = {
         ],
     ],
     3: [
+        [Item("start-q4_k", 110, ["-m", "gpu.start", *START.split(), "--quant", "q4k"])],
         [bench("bench-bf16", 100, "--concurrency", "1,8,32")],
         [bench("bench-q4_k", 100, "--concurrency", "1,8,32", "--quant", "q4k")],
         [measure(45, "roof", "products")],

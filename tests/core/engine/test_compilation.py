@@ -1,7 +1,8 @@
 """Kernels for CUDA: the warm-up compiles all that requests launch, and all steps are captured.
+Before it, threads compile all that it launches.
 
-Run as a script, this file prints the new kernels of one model, the kernels of a decode step, or why
-steps are not captured.
+Run as a script, this file prints the new kernels of one model, the kernels of a decode step, why
+steps are not captured, or the kernels that threads compile.
 The tests run it in a process of its own, where triton does not interpret kernels.
 """
 
@@ -10,21 +11,27 @@ from __future__ import annotations
 import random
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+import triton
 from tiny.cuda_kernels import cuda_kernels, run_compiled
+from tiny.empty_driver import empty_driver
 
-from ostro.core.engine import build
+from ostro.core.engine import build, compilation, profile, start
 from ostro.core.engine.engine import Engine
+from ostro.core.engine.kernel_compiler import compile_launched
 from ostro.core.load.model import LoadedModel
+from ostro.core.messages.commands import ModelSpec
 from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.plugins.manager import PluginManager
+from ostro.core.records import Settings
 from ostro.entrypoints.bench.steps import prepared_step, run_step
-from ostro.plugins.conformance.kernels import record_launches
+from ostro.plugins.conformance.kernels import fill_memory, record_launches
 from ostro.plugins.conformance.parity import subject
 
 ROWS = 600
@@ -60,6 +67,74 @@ def test_parts_of_two_formats_take_two_launches() -> None:
     assert launched["parts_kernel"] == layers == 2
     assert launched["integers_kernel"] == 3 * layers + 1
     assert launched["quantize_kernel"] == 4 * layers + 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "quant", "task"),
+    [
+        ("llama", "q4k", "text"),
+        ("qwen3_moe", "", "text"),
+        ("bamba", "", ""),
+        ("bert", "", "embed"),
+        ("qwen3", "", "embed"),
+    ],
+)
+def test_threads_compile_all_kernels_of_a_start(name: str, quant: str, task: str) -> None:
+    """No step of the start waits for one; a second start has only the dry run of a small step."""
+    threads, first, dry_runs, second = run_compiled(__file__, "start_kernels", name, quant, task)
+    assert int(threads) > 0 and first == second == "0"
+    assert dry_runs == ("1" if task else "2")  # of each engine
+
+
+def start_kernels(name: str, quant: str, task: str) -> list[int]:
+    """The number of kernels that threads compile for the start of a model, and of those that its
+    steps compile themselves; the dry runs of a second start, and the kernels of its steps.
+    """
+    plugins = PluginManager()
+    plugins.load()
+    tiny = plugins.get("architectures", name).conformance.tiny
+    config = {**tiny, "max_position_embeddings": 1024}
+    options: dict[str, Any] = {"dtype": "bfloat16", "quant": quant or None, "replay": True}
+    settings = Settings(**options, max_seqs=8, memory="0.2", task=task or None)
+    dry_runs, counts = list[int](), list[int]()
+
+    def compile_kernels(steps: Callable[[], object], device: torch.device) -> bool:
+        dry_runs.append(compile_launched(steps))
+        return dry_runs[-1] > 0
+
+    with (
+        empty_driver(),
+        fill_memory(0),
+        cuda_kernels(),
+        mock.patch.object(compilation, "compile_kernels", compile_kernels),
+        subject(plugins, name, config=config) as made,
+    ):
+        loaded = made.load(**options)
+        pool = build.reserve_adapters(loaded, settings, 64)
+        with profile.small_engine(loaded, settings, plugins, pool) as engine:
+            compile_kernels(lambda: profile.run_uncaptured(engine), loaded.device)
+        for _ in range(2):
+            before = len(dry_runs)
+            [entry] = start.build_entries(
+                [loaded], [ModelSpec(settings)], plugins, lambda device: 1 << 30
+            )
+            compilation.compile_entry(entry, warm=True)
+            with mock.patch.object(start, "compile_entry"), new_kernels_of_triton() as new:
+                start.make_entry_ready(entry)
+            counts.append(len(new))
+    return [sum(dry_runs), counts[0], len(dry_runs) - before, counts[1]]
+
+
+@contextmanager
+def new_kernels_of_triton() -> Iterator[list[str]]:
+    """The names of the kernels that Triton compiles, or reads from files, in the context."""
+    names = list[str]()
+    triton.knobs.compilation.listener = lambda *, src, **_: names.append(src.name)
+    try:
+        yield names
+    finally:
+        triton.knobs.compilation.listener = None
 
 
 def decode_launches(name: str, quant: str, topology: str) -> list[str]:
@@ -130,6 +205,8 @@ def draw(engine: Engine, requests: int) -> None:
     engine.drain()
 
 
+SCRIPTS = new_kernels, refused, decode_launches, start_kernels
+
 if __name__ == "__main__":
-    called: Any = {each.__name__: each for each in (new_kernels, refused, decode_launches)}
+    called: Any = {each.__name__: each for each in SCRIPTS}
     print(*called[sys.argv[1]](*sys.argv[2:]), sep="\n")

@@ -1,0 +1,72 @@
+"""Measure how long the kernels of a model's first steps take to compile, without a GPU.
+
+    PYTHONPATH=src:tests python tests/gpu/compile_time.py llama q4k [alone]
+
+The arguments are an architecture and a format, or `none`; with `alone`, each kernel is compiled at
+its first launch. A model of two layers starts with the kernels for CUDA, which Triton compiles for
+sm_90 into an empty cache, and which a driver launches that does nothing (`tiny/empty_driver.py`).
+The time of its steps once all kernels are compiled is printed as well.
+"""
+
+from __future__ import annotations
+
+import sys
+from time import perf_counter
+from typing import Any
+
+import torch
+import triton
+from tiny.cuda_kernels import cuda_kernels
+from tiny.empty_driver import empty_driver
+
+from ostro.core.engine import build
+from ostro.core.engine.compilation import run_all
+from ostro.core.engine.kernel_compiler import compile_launched
+from ostro.core.plugins.manager import PluginManager
+from ostro.plugins.conformance.kernels import fill_memory
+from ostro.plugins.conformance.parity import subject
+
+SHAPE = {
+    "num_hidden_layers": 2,
+    "hidden_size": 1024,
+    "intermediate_size": 2048,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "max_position_embeddings": 4096,
+}
+
+
+def main(name: str, quant: str, how: str = "threads") -> None:
+    if triton.knobs.runtime.interpret:
+        raise SystemExit("unset TRITON_INTERPRET")
+    torch.set_num_threads(1)
+    plugins = PluginManager()
+    plugins.load()
+    tiny = plugins.get("architectures", name).conformance.tiny
+    settings: dict[str, Any] = {"dtype": "bfloat16", "quant": None if quant == "none" else quant}
+    with (
+        empty_driver(),
+        fill_memory(0),
+        cuda_kernels(),
+        subject(plugins, name, config={**tiny, **SHAPE}) as made,
+    ):
+        loaded = made.load(**settings)
+        engine = made.engine(loaded, rows=2048, blocks=512, replay=True, **settings)
+
+        def start() -> None:
+            build.make_ready(engine, loaded)
+            build.warm_up(engine)
+
+        began, compiled = perf_counter(), 0
+        if how == "threads":
+            compiled = compile_launched(lambda: run_all(engine, warm=True))
+        start()
+        first = perf_counter() - began
+        began = perf_counter()
+        start()
+    print(f"{how}: {first:.1f} s, then {perf_counter() - began:.1f} s", compiled or "", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
