@@ -102,7 +102,8 @@ def causal_conv_kernel(
     owner = tl.where(real, owner, 0)
     first = tl.load(starts + owner)
     old = tl.load(before + owner)
-    idle = tl.load(saved + tl.load(starts + owner + 1) - 1) < 0
+    # Without the mask, padding would read in front of `saved` if the first sequence has no rows.
+    idle = tl.load(saved + tl.load(starts + owner + 1) - 1, mask=real, other=-1) < 0
     mask = real[:, None] & (c < channels)[None, :]
     sum = tl.zeros((ROWS, CHANNELS), tl.float32)
     if bias is not None:
