@@ -2,7 +2,8 @@
 
 They are compiled with g++'s sanitizers into a cache of their own. A child runs the cases of
 test_bounds.py, odd shapes included, with tensors of exactly the size that they need, and the parity
-tests of the kernels.
+tests of the kernels. Triton's interpreter reads and writes the same memory, so that these show
+faults of Triton kernels too.
 """
 
 from __future__ import annotations
@@ -24,9 +25,12 @@ PARITY = (
     *("act_mul", "attention_cpu", "attention_full", "attention_scaled", "causal_conv"),
     *("delta_rule", "grouped_matmul", "kv_write", "kv_write_scaled", "layer_norm", "lora"),
     *("moe_route", "rms_norm", "rope", "scan"),
+    # Triton kernels only
+    *("attention", "latent_attention", "mask", "penalize", "sample", "varlen_attention"),
 )
 FILES = [f"core/ops/test_{name}.py" for name in PARITY]
 FILES += ["quant/mxfp4/test_kernels.py", "quant/planes/test_native.py"]
+FILES += ["quant/planes/test_triton.py", "architectures/test_kernels.py"]
 FAULTS = ("AddressSanitizer", "runtime error:")
 
 
