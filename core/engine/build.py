@@ -51,6 +51,10 @@ MAX_REPLAYED_ROWS = 64
 
 PROBE = 128
 """Tokens of the prompt that shows whether float16 overflows."""
+
+DRAFT_PROBE = (0,)
+"""The prompt that shows whether the weights of a draft model are damaged."""
+
 QUANTIZED_KV = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 """Quantized dtypes of the K/V cache, stored with scales; not every cache kind supports them."""
 
@@ -312,7 +316,7 @@ def make_ready(engine: Engine, loaded: LoadedModel, *, lazily: bool = False) -> 
         if buckets.refused and not buckets.plain and not buckets.uncaptured:
             loaded.explain.append(f"{name}: not captured: {buckets.refused}")
     if (draft := draft_model(engine)) is not None and loaded.draft is not None:
-        check_finite(draft.runner.logits([0]), loaded.draft)
+        check_finite(draft.runner.logits(DRAFT_PROBE), loaded.draft)
         with torch.inference_mode():
             draft.runner.capture(lazily=lazily and engine.lag == 0)
 

@@ -13,7 +13,13 @@ from functools import partial
 
 import torch
 
-from ostro.core.engine.build import draft_model, probe_prompt, warm_up, warm_up_vectors
+from ostro.core.engine.build import (
+    DRAFT_PROBE,
+    draft_model,
+    probe_prompt,
+    warm_up,
+    warm_up_vectors,
+)
 from ostro.core.engine.draft_length import StepCosts
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.graphs import DryGraphs
@@ -64,9 +70,11 @@ def compile_entry(entry: ModelEngines, *, warm: bool) -> None:
 
 @torch.inference_mode()
 def run_smallest(engine: Engine, loaded: LoadedModel) -> None:
-    """Run the probe prompt of an engine, and the smallest step that is captured."""
+    """Run the prompts that check the outputs, and the smallest step that is captured."""
     with uncaptured(engine) as runners:
         engine.runner.logits(probe_prompt(engine, loaded))
+        for draft in runners[1:]:
+            draft.logits(DRAFT_PROBE)
         for runner in runners:
             runner.decode_buckets.capture_sizes(runner, runner.decode_buckets.sizes[:1])
 

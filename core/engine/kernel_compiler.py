@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 import triton
-from torch import Tensor
 from triton.runtime import Autotuner
 
 from ostro.core.collection import collection_off
@@ -71,7 +70,7 @@ class ZeroedMemory(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if func.overloadpacket in ALLOCATIONS and isinstance(out, Tensor):
+        if func.overloadpacket in ALLOCATIONS:
             out.zero_()
         return out
 

@@ -13,6 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -71,23 +72,28 @@ def test_parts_of_two_formats_take_two_launches() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "quant", "task"),
+    ("name", "quant", "task", "speculate"),
     [
-        ("llama", "q4k", "text"),
-        ("qwen3_moe", "", "text"),
-        ("bamba", "", ""),
-        ("bert", "", "embed"),
-        ("qwen3", "", "embed"),
+        ("llama", "q4k", "text", ""),
+        ("llama", "", "text", "draft"),
+        ("qwen3_moe", "", "text", ""),
+        ("bamba", "", "", ""),
+        ("bert", "", "embed", ""),
+        ("qwen3", "", "embed", ""),
     ],
 )
-def test_threads_compile_all_kernels_of_a_start(name: str, quant: str, task: str) -> None:
+def test_threads_compile_all_kernels_of_a_start(
+    name: str, quant: str, task: str, speculate: str
+) -> None:
     """No step of the start waits for one; a second start has only the dry run of a small step."""
-    threads, first, dry_runs, second = run_compiled(__file__, "start_kernels", name, quant, task)
+    threads, first, dry_runs, second = run_compiled(
+        __file__, "start_kernels", name, quant, task, speculate
+    )
     assert int(threads) > 0 and first == second == "0"
     assert dry_runs == ("1" if task else "2")  # of each engine
 
 
-def start_kernels(name: str, quant: str, task: str) -> list[int]:
+def start_kernels(name: str, quant: str, task: str, speculate: str) -> list[int]:
     """The number of kernels that threads compile for the start of a model, and of those that its
     steps compile themselves; the dry runs of a second start, and the kernels of its steps.
     """
@@ -97,6 +103,7 @@ def start_kernels(name: str, quant: str, task: str) -> list[int]:
     config = {**tiny, "max_position_embeddings": 1024}
     options: dict[str, Any] = {"dtype": "bfloat16", "quant": quant or None, "replay": True}
     settings = Settings(**options, max_seqs=8, memory="0.2", task=task or None)
+    settings = replace(settings, speculate=speculate or None)
     dry_runs, counts = list[int](), list[int]()
 
     def compile_kernels(steps: Callable[[], object], device: torch.device) -> bool:
@@ -111,6 +118,7 @@ def start_kernels(name: str, quant: str, task: str) -> list[int]:
         subject(plugins, name, config=config) as made,
     ):
         loaded = made.load(**options)
+        loaded.draft = made.load(**options) if speculate else None
         pool = build.reserve_adapters(loaded, settings, 64)
         with profile.small_engine(loaded, settings, plugins, pool) as engine:
             compile_kernels(lambda: profile.run_uncaptured(engine), loaded.device)

@@ -109,21 +109,38 @@ def test_a_dry_run_leaves_nothing(llama: Subject, replay: bool) -> None:
     assert bool(engine.runner.prompt_buckets.plain) == replay
 
 
-def test_captured_steps_run_once(llama: Subject) -> None:
-    """In buckets as they are captured later, the largest first."""
-    engine = llama.engine(rows=40, blocks=64, max_seqs=4, replay=True)
-    sizes, hidden = list[int](), engine.runner.model.hidden
+@pytest.mark.parametrize(
+    ("run", "wanted"),
+    [
+        (lambda engine, loaded: run_all(engine, warm=False), [64, 32, 16, 8, 4, 2, 1]),
+        (run_smallest, [1]),
+    ],
+    ids=["all", "smallest"],
+)
+def test_captured_steps_run_once(
+    run: Callable[[Engine, LoadedModel], None],
+    wanted: list[int],
+    llama: Subject,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In buckets as they are captured later, the largest first; those of a draft model, too."""
+    loaded = llama.load()
+    loaded.draft = llama.load()
+    engine = llama.engine(loaded, speculate="draft", rows=40, blocks=64, max_seqs=4, replay=True)
+    draft = draft_model(engine)
+    assert draft is not None
+    sizes = dict[str, list[int]]()
+    for name, model in {"target": engine.runner.model, "draft": draft.runner.model}.items():
 
-    def note(step: Any) -> Any:
-        sizes.append(len(step.tokens))
-        return hidden(step)
+        def note(step: Any, name: str = name, hidden: Any = model.hidden) -> Any:
+            sizes.setdefault(name, []).append(len(step.tokens))
+            return hidden(step)
 
-    engine.runner.model.hidden = note  # type: ignore[method-assign]
-    try:
-        run_all(engine, warm=False)
-    finally:
-        del engine.runner.model.hidden
-    assert sizes == [64, 32, 16, 4, 2, 1]
+        monkeypatch.setattr(model, "hidden", note)
+    run(engine, loaded)
+    # The probe of the target is BOS and a token.
+    probe, draft_probe = ([2], [1]) if run is run_smallest else ([], [])
+    assert sizes == {"target": [*probe, *wanted], "draft": [*draft_probe, *wanted]}
 
 
 def test_dry_graphs_run_a_call_once() -> None:
@@ -194,6 +211,15 @@ def test_new_formats_are_compiled_first(llama: Subject, monkeypatch: pytest.Monk
     start.change_formats(entry, llama.plugins, "q8_0", None, lambda *_: None)
     assert order.events == ["dry run", "refresh"]
     entry.close()
+
+
+@pytest.mark.parametrize("task", ["text", "embed"])
+def test_the_check_of_float16_compiles_first(
+    task: str, llama: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order, loaded = Order(monkeypatch, new=False), llama.load(dtype="float16")
+    assert not start.overflows(loaded, Settings(task=task, memory="0.2"), llama.plugins)
+    assert order.events == ["dry run"]
 
 
 def test_the_largest_steps_are_compiled_before_they_are_measured(
