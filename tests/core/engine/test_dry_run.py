@@ -31,6 +31,7 @@ from ostro.core.records import Settings
 from ostro.plugins.conformance.parity import Subject
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+DECODES = (8, 4, 2, 1)
 COMPILER = "ostro.core.engine.kernel_compiler"
 
 Steps = Callable[[], object]
@@ -110,20 +111,32 @@ def test_a_dry_run_leaves_nothing(llama: Subject, replay: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("run", "wanted"),
+    ("run", "before", "wanted", "after"),
     [
-        (lambda engine, loaded: run_all(engine, warm=False), [64, 32, 16, 8, 4, 2, 1]),
-        (run_smallest, [1]),
+        (lambda engine, loaded: run_all(engine, warm=False), ([], []), [64, 32, 16, *DECODES], []),
+        # Prompts of 2 and 17 tokens, and two draws.
+        (
+            lambda engine, loaded: run_all(engine, warm=True),
+            ([], []),
+            [64, 32, 16, *DECODES],
+            [16, 1, 32, 1],
+        ),
+        # The probe of the target is BOS and a token.
+        (run_smallest, ([2], [1]), [1], []),
     ],
-    ids=["all", "smallest"],
+    ids=["all", "warm", "smallest"],
 )
-def test_captured_steps_run_once(
+def test_steps_of_a_dry_run(
     run: Callable[[Engine, LoadedModel], None],
+    before: tuple[list[int], list[int]],
     wanted: list[int],
+    after: list[int],
     llama: Subject,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In buckets as they are captured later, the largest first; those of a draft model, too."""
+    """Rows of steps: those that are captured later, each once, the largest first; also those of a
+    draft model. Then the warm-up.
+    """
     loaded = llama.load()
     loaded.draft = llama.load()
     engine = llama.engine(loaded, speculate="draft", rows=40, blocks=64, max_seqs=4, replay=True)
@@ -138,9 +151,8 @@ def test_captured_steps_run_once(
 
         monkeypatch.setattr(model, "hidden", note)
     run(engine, loaded)
-    # The probe of the target is BOS and a token.
-    probe, draft_probe = ([2], [1]) if run is run_smallest else ([], [])
-    assert sizes == {"target": [*probe, *wanted], "draft": [*draft_probe, *wanted]}
+    first, second = before
+    assert sizes == {"target": [*first, *wanted, *after], "draft": [*second, *wanted]}
 
 
 def test_dry_graphs_run_a_call_once() -> None:

@@ -7,7 +7,9 @@ nothing.
 
 from __future__ import annotations
 
+import gc
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -89,8 +91,14 @@ def compilations() -> Iterator[list[bool]]:
 
 
 def dry_run(count: Any) -> dict[str, Any]:
+    collects = list[bool]()
+
+    def launch() -> None:
+        launch_three()
+        collects.append(gc.isenabled())
+
     with compilations() as seen:
-        compiled = compile_launched(launch_three)
+        compiled = compile_launched(launch)
     launched = count()
     kernels = [*compiled_kernels(add_one), *compiled_kernels(double)]
     loaded = [vars(kernel).get("module") is not None for kernel in kernels]
@@ -102,6 +110,7 @@ def dry_run(count: Any) -> dict[str, Any]:
         "launched": launched,
         "skipped": sum(isinstance(kernel, SkippedKernel) for kernel in kernels),
         "loaded": loaded,
+        "collects": collects,
         "later": later,
         "launched later": count(),
     }
@@ -115,20 +124,27 @@ def second_process(count: Any) -> dict[str, Any]:
 
 
 def two_devices(count: Any) -> dict[str, Any]:
-    driver = triton.runtime.driver.active
+    driver, devices = triton.runtime.driver.active, list[int]()
 
     def launch() -> None:
         for device in (0, 1):
             driver.set_current_device(device)
             negate[(1,)](FLOATS)
 
+    def noted(name: str, code: bytes, shared: int, device: int) -> Any:
+        devices.append(device)
+        return driver_load(name, code, shared, device)
+
+    driver_load, driver.utils.load_binary = driver.utils.load_binary, noted
     try:
         compiled = compile_launched(launch)
     finally:
         driver.set_current_device(0)
+        driver.utils.load_binary = driver_load
     kernels = compiled_kernels(negate)
     return {
         "compiled": compiled,
+        "devices": sorted(devices),
         "skipped": sum(isinstance(kernel, SkippedKernel) for kernel in kernels),
         "kernels": len(set(kernels)),
     }
@@ -241,6 +257,7 @@ def test_threads_compile_what_is_launched(results: dict[str, Any]) -> None:
     assert seen["compiled"] == 3 and seen["seen"] == [False] * 3 and seen["launched"] == 0
     assert seen["loaded"] == [True] * 3 and not seen["skipped"]
     assert seen["later"] == [] and seen["launched later"] == 4
+    assert seen["collects"] == [sys.version_info >= (3, 12)]
 
 
 def test_kernels_of_the_cache_are_not_counted(results: dict[str, Any]) -> None:
@@ -250,7 +267,8 @@ def test_kernels_of_the_cache_are_not_counted(results: dict[str, Any]) -> None:
 
 def test_each_device_has_its_kernel(results: dict[str, Any]) -> None:
     """Compiled once, and loaded by both."""
-    assert results["two_devices"] == {"compiled": 1, "skipped": 0, "kernels": 2}
+    seen = results["two_devices"]
+    assert seen == {"compiled": 1, "devices": [0, 1], "skipped": 0, "kernels": 2}
 
 
 def test_triton_tunes_with_launches(results: dict[str, Any]) -> None:
