@@ -1,7 +1,7 @@
 """Compiles the Triton kernels of a model's first steps, in threads, before the steps run.
 
-A model needs some forty kernels. Without a dry run, each step would compile those that no step
-before had, one after the other. A dry run of the steps launches none and compiles all side by side.
+Without a dry run, each step would compile those kernels that no step before had, one after the
+other. A dry run of the steps launches none and compiles all side by side.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ def compile_kernels(steps: Callable[[], object], device: torch.device) -> bool:
         return compile_launched(steps) > 0
     except Exception as error:
         # Steps that compute with zeros may fail where others do not.
-        log.warning("kernels are compiled one after the other: %s", reason(error))
+        log.warning(
+            "a dry run failed, so that kernels are compiled one after the other: %s", reason(error)
+        )
         return False
 
 
@@ -56,8 +58,8 @@ def compile_entry(entry: ModelEngines, *, warm: bool) -> None:
     """Compile the kernels of the steps that `start.make_entry_ready` runs."""
     loaded = entry.loaded
     assert loaded is not None, "`build_entry` sets it"
-    # A small step shows whether Triton's cache has the kernels. A dry run of all steps takes the
-    # host about a second, which is only worth it if not.
+    # A small step shows whether Triton's cache has the kernels. If it has, a dry run of all steps
+    # would only make the start longer.
     if (tokens := entry.tokens) is not None and compile_kernels(
         partial(run_smallest, tokens, loaded), loaded.device
     ):

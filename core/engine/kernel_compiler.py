@@ -51,6 +51,7 @@ def compile_launched(function: Callable[[], object]) -> int:
 
 
 def compile_in_context(function: Callable[[], object]) -> int:
+    """`compile_launched`, in a context whose variables may stay changed."""
     threads = ThreadPoolExecutor(min(core_count(), MAX_THREADS), "ostro-compile")
     compiler = KernelCompiler(threads)
     try:
@@ -146,9 +147,10 @@ def is_autotuned() -> bool:
 
 
 class SkippedKernel:
-    """Stands for a kernel that a thread compiles. Triton's launches call its methods.
+    """Stands for a kernel that a thread compiles; Triton's launches call its methods.
 
-    Triton keeps it if the kernel could not be compiled, or was not because of another error.
+    If the compilation failed or was cancelled, Triton keeps it in place of the kernel. Its next
+    launch compiles the kernel, or raises the error.
     """
 
     def __init__(self, compiler: KernelCompiler, compile: Callable[[], Any]) -> None:

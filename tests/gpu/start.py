@@ -1,4 +1,4 @@
-"""Measure a start on a GPU: seconds from the command to the end of an answer of one token.
+"""Measure a start on a GPU: the seconds of a whole `ostro bench` of one token.
 
     python -m gpu.start --dummy-weights llama-8b --quant q4k
 

@@ -76,7 +76,7 @@ def test_a_dry_run_that_fails_is_a_warning(
     monkeypatch.setitem(sys.modules, COMPILER, FakeCompiler())
     with caplog.at_level(logging.WARNING):
         assert not compile_kernels(lambda: 1 // 0, GPU)
-    assert "compiled one after the other: ZeroDivisionError" in caplog.text
+    assert "kernels are compiled one after the other: ZeroDivisionError" in caplog.text
 
 
 def tokens_of(engine: Engine, **options: Any) -> list[int]:

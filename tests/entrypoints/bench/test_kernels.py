@@ -5,12 +5,15 @@ The kernels of CUDA run in Triton's interpreter, and a fake timer says which par
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tiny.cuda_kernels import cuda_kernels
 
 from ostro.core.engine import build
@@ -140,6 +143,15 @@ def test_a_call_may_look_up_several_parameters() -> None:
     site = Site("second", (), (1,), lambda: [(5,)], [Call(kernel, (), {})] * 2)
     assert site.run((5,)) == [(1, 5)] * 2
     assert site.run((5,), site.calls[:1]) == [(1, 5)]
+
+
+def test_candidates_are_compiled_without_garbage_collection() -> None:
+    """Threads parse kernels meanwhile, see `collection_off`."""
+    collects = list[bool]()
+    call = Call(lambda: collects.append(gc.isenabled()), (), {})
+    site = Site("op", (), (1,), lambda: [(1,), (5,)], [call])
+    assert kernels.compile_candidates([site], torch.device("cpu")) == {site.place: [(5,)]}
+    assert collects == [sys.version_info >= (3, 12)] and gc.isenabled()
 
 
 def test_storages_have_operations_too() -> None:
