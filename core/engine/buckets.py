@@ -29,6 +29,8 @@ DECODE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 PROMPT_ROWS = (16, 32, 64, 128, 256, 384, 512)
 """Rows of captured steps with prompts. Larger ones take the device longer than the host."""
 
+Tensors = tuple[Tensor, ...]
+
 POISON = -7_777_777
 """A value that no input has: as an index it is out of range, as a length it is negative."""
 
@@ -75,7 +77,7 @@ class Bucket(ABC):
         )
 
     @torch.inference_mode()
-    def record(self) -> Callable[[], Tensor]:
+    def record(self) -> Callable[[], Tensors]:
         """Capture the forward pass, or its segments, and return the function that replays it."""
         capture, segments = self.runner.graphs.capture, self.runner.segments
         if segments is None:
@@ -85,15 +87,17 @@ class Bucket(ABC):
         return recorded
 
     @abstractmethod
-    def forward(self) -> Tensor:
-        """The part of the forward pass that is captured: its results [size, n]."""
+    def forward(self) -> Tensors:
+        """The part of the forward pass that is captured: its results [size, n], the hidden states
+        first.
+        """
 
-    def run(self, step: Step, batches: Sequence[AttentionMetadata]) -> Tensor:
+    def run(self, step: Step, batches: Sequence[AttentionMetadata]) -> Tensors:
         """The results [T, n] of the T rows of a step with these metadata, of which tokens,
         positions and mixture are read. They are valid until the next step of any bucket.
         """
         self.load(step, batches)
-        out = self.launch()[: len(step.tokens)]
+        out = tuple(results[: len(step.tokens)] for results in self.launch())
         # The results are read after this: only inputs are poisoned.
         if self.runner.poisons:
             self.poison()
@@ -153,14 +157,15 @@ class Bucket(ABC):
 
 
 class DecodeBucket(Bucket):
-    """Steps of one row of each sequence, which draws; captures the logits."""
+    """Steps of one row of each sequence, which draws; captures the logits as well."""
 
     def __init__(self, runner: ModelRunner, size: int, *, mixed: bool = False) -> None:
         super().__init__(runner, size, size, 1, mixed=mixed)
 
-    def forward(self) -> Tensor:
+    def forward(self) -> Tensors:
         model = self.runner.model
-        return model.logits(model.hidden(self.step), self.step)
+        hidden = model.hidden(self.step)
+        return hidden, model.logits(hidden, self.step)
 
 
 class PromptBucket(Bucket):
@@ -170,8 +175,8 @@ class PromptBucket(Bucket):
         # One more sequence than may run: the idle rows belong to it.
         super().__init__(runner, size, runner.max_sequences + 1, size, mixed=mixed)
 
-    def forward(self) -> Tensor:
-        return self.runner.model.hidden(self.step)
+    def forward(self) -> Tensors:
+        return (self.runner.model.hidden(self.step),)
 
 
 B = TypeVar("B", bound=Bucket)

@@ -31,6 +31,10 @@ Capture = Callable[[Callable[[], Any], torch.device], Callable[[], Any]]
 """From a call over inputs that stay in place to one that repeats it; see `Graphs.capture`."""
 
 
+Forward = Callable[[], tuple[Tensor, ...]]
+"""A forward pass of a model."""
+
+
 class NotSequential(Exception):
     """A model does more than call its layers in order, each with the results of the one before."""
 
@@ -70,7 +74,7 @@ class LayerSegments:
     def captured(self) -> list[LayerSegment]:
         return [segment for segment in self.segments if not segment.why]
 
-    def record(self, forward: Callable[[], Tensor], capture: Capture) -> Recorded:
+    def record(self, forward: Forward, capture: Capture) -> Recorded:
         """A forward pass over inputs that stay in place, with its segments captured.
 
         No segment of a model that is not sequential is captured; their `why` is the reason.
@@ -93,7 +97,7 @@ class Recorded:
         self,
         transfers: DeviceTransfers,
         segments: Sequence[LayerSegment],
-        forward: Callable[[], Tensor],
+        forward: Forward,
         capture: Capture,
     ) -> None:
         self.transfers, self.forward = transfers, forward
@@ -106,7 +110,7 @@ class Recorded:
         self.inputs = [tensor for recording in recordings for tensor in recording.inputs]
         self()
 
-    def __call__(self) -> Tensor:
+    def __call__(self) -> tuple[Tensor, ...]:
         with self.transfers.recorded(self.recordings):
             return self.forward()
 

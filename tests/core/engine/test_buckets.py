@@ -77,8 +77,9 @@ def load(bucket: Bucket, *chunks: Chunk) -> None:
 
 
 def run(bucket: Bucket, *chunks: Chunk) -> torch.Tensor:
+    """The last results of a step: the logits of decode steps, the hidden states of others."""
     made = bucket.runner
-    return bucket.run(made.inputs(chunks), made.attention_metadata(chunks))
+    return bucket.run(made.inputs(chunks), made.attention_metadata(chunks))[-1]
 
 
 def tensors_of(bucket: Bucket) -> list[torch.Tensor]:
