@@ -164,6 +164,8 @@ class Architecture(Record):
                  from the fields of its config: without the architecture's prefix, None omits a key
     sensitive    patterns of linears that in-situ quantization gives more bits
     conformance  what the conformance kit tests it with
+    mtp          `mtp(config)` returns the `MultiTokenHead` that its checkpoints may have
+    mtp_names    `mtp_names(config)` returns the `Names` of a model with that head
     labels       names of the scores, for models whose config.json has no id2label
     score_template  Jinja source of the prompt whose scores are those of a pair of texts, rendered
                  with two messages of the roles "query" and "document"
@@ -183,6 +185,8 @@ class Architecture(Record):
     gguf_config: Import | None = None
     gguf_metadata: Import | None = None
     sensitive: tuple[str, ...] = ()
+    mtp: Import | None = None
+    mtp_names: Import | None = None
     conformance: Conformance = Conformance()
     labels: tuple[str, ...] = ()
     score_template: str | None = None

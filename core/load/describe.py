@@ -19,6 +19,7 @@ from ostro.core.load import bare, transformers_backend
 from ostro.core.load.components import join
 from ostro.core.load.container import Container
 from ostro.core.load.heads import untie_own_heads
+from ostro.core.load.multi_token import HEADS, add_head
 from ostro.core.load.names import FLOATS, Named, Names
 from ostro.core.load.open import identify, open_container
 from ostro.core.load.quantize import QuantizationPlan, read_plan
@@ -109,6 +110,8 @@ def outline(path: Path, settings: Settings, plugins: PluginManager) -> ModelOutl
         raw = bare.bare_class(raw)
     if headless and bare.is_bare(container):
         container, names = bare.add_prefix(model, container, names)
+    if settings.speculate == HEADS:
+        names = add_head(model, config, architecture, container, space)
     own_heads = untie_own_heads(model, container, names, space)
     plan = read_plan(settings, architecture.sensitive, names, list(slots(model)), plugins)
     return ModelOutline(

@@ -11,7 +11,7 @@ from ostro.core.nn.filters import Filters
 from ostro.core.nn.latent import LatentAttention
 from ostro.core.nn.linear import Delta, Linear
 from ostro.core.nn.mlp import MLP, GatedMLP
-from ostro.core.nn.model import EncoderModel, JobModel, Model, TokenModel
+from ostro.core.nn.model import EncoderModel, JobModel, Model, MultiTokenHead, TokenModel
 from ostro.core.nn.norm import LayerNorm, RMSNorm
 from ostro.core.nn.rope import Rope
 
@@ -38,6 +38,7 @@ __all__ = [
     "Model",
     "Module",
     "ModuleList",
+    "MultiTokenHead",
     "Parameter",
     "RMSNorm",
     "RecurrentLayer",

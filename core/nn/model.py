@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from torch import Tensor
 from torch.nn import Module
 
-from ostro.core.step import Medium, Step
+from ostro.core.step import ROWS, Medium, Step
 
 if TYPE_CHECKING:
     from ostro.core.messages.requests import JobRequest
@@ -64,6 +64,28 @@ class TokenModel(EncoderModel):
     @abstractmethod
     def logits(self, hidden: Tensor, step: Step) -> Tensor:
         """hidden [T, d] -> [W, vocab]: logits of the rows `step.logits_indices`, or of all rows."""
+
+
+class MultiTokenHead(Module):
+    """A head of a checkpoint that proposes tokens (multi-token prediction, MTP).
+
+    Its first pass reads, for token i of a sequence, the hidden states of the model and the
+    embedding of token i + 1, and predicts token i + 2. Further passes read its own hidden states in
+    place of the model's. Its layers have the next indices after those of the model. In the tree of
+    the model it is `mtp`.
+    """
+
+    @abstractmethod
+    def forward(self, embeddings: Tensor, hidden: Tensor, step: Step) -> Tensor:
+        """embeddings [T, d] of the next tokens, hidden states [T, d] of the model, after its final
+        norm, or of this head -> hidden states [T, d].
+        """
+
+    def logits(self, model: TokenModel, hidden: Tensor) -> Tensor:
+        """hidden states [T, d] of this head -> logits [T, vocab]; by default those of the model's
+        own head.
+        """
+        return model.logits(hidden, ROWS)
 
 
 class JobModel(Model):

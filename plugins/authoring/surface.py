@@ -49,7 +49,9 @@ PROVISIONAL = (
     "TokenizerFormat",
     "TokenizerLoader",
     "TokenizerSource",
+    "multi_token_names",
     "new_id",
+    "nn.MultiTokenHead",
     "nn.RecurrentLayer",
 )
 """Public modules and names that may change in a minor version; all others are stable."""

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from ostro.core.hooks import hookimpl
     from ostro.core.load.container import CheckpointOpener, ConfigReader, Container
     from ostro.core.load.experts import ExpertNames, RowPart
+    from ostro.core.load.multi_token import multi_token_names
     from ostro.core.load.names import Add, HeadRows, Names, NamesFunction, Pair, Unpermute
     from ostro.core.load.planning import FormatPlanner
     from ostro.core.load.saving import CheckpointWriter, ConfigWriter
@@ -117,6 +118,7 @@ _NAMES = {
     "ostro.core.hooks": "hookimpl",
     "ostro.core.load.container": "CheckpointOpener ConfigReader Container",
     "ostro.core.load.experts": "ExpertNames RowPart",
+    "ostro.core.load.multi_token": "multi_token_names",
     "ostro.core.load.names": "Add HeadRows Names NamesFunction Pair Unpermute",
     "ostro.core.load.planning": "FormatPlanner",
     "ostro.core.load.saving": "CheckpointWriter ConfigWriter",
@@ -234,6 +236,7 @@ __all__ = [
     "hookimpl",
     "http",
     "load",
+    "multi_token_names",
     "new_id",
     "nn",
     "ops",
