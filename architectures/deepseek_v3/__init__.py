@@ -22,6 +22,8 @@ def ostro_architectures() -> Iterable[Architecture]:
         model=f"{__name__}.model:Model",
         names="ostro.architectures.deepseek_v2.names:names",
         gguf_metadata="ostro.architectures.deepseek_v2.names:gguf_metadata",
+        mtp=f"{__name__}.mtp:Head",
+        mtp_names=f"{__name__}.mtp:head_names",
         conformance=Conformance(
             tiny=TINY,
             wide=WIDE,
@@ -38,4 +40,5 @@ def ostro_architectures() -> Iterable[Architecture]:
         config=f"{__name__}.deepseek2:Config",
         model=f"{__name__}.deepseek2:Model",
         gguf_config="ostro.architectures.deepseek_v2.names:gguf_config",
+        mtp=f"{__name__}.mtp:GgufHead",
     )

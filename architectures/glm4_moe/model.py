@@ -17,7 +17,7 @@ MAX_MTP_LAYERS = 64
 @dataclass(frozen=True, kw_only=True)
 class Config(v2.RoutedConfig, llama.Config):
     """attention_bias concerns q, k and v. num_mtp_layers: multi-token prediction layers in the
-    checkpoint, which are not loaded; num_nextn_predict_layers is its older name.
+    checkpoint, see `mtp`; num_nextn_predict_layers is its older name.
     """
 
     rms_norm_eps: float = 1e-5

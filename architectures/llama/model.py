@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from ostro import Step, nn
@@ -86,3 +87,34 @@ class Model(nn.TokenModel):
 
     def logits(self, hidden: Tensor, step: Step) -> Tensor:
         return self.lm_head(hidden, step)
+
+
+class MultiTokenHead(nn.MultiTokenHead):
+    """The multi-token head of most families: a linear of two normed inputs, a layer, and a norm.
+
+    The inputs are the embedding of the next token and the hidden states of a token, in this order
+    (DeepSeek-AI 2024). A further pass reads the hidden states after the last norm, as in SGLang;
+    vLLM does so as well for GLM, since more drafts are accepted (#46075, #47448). Of several heads
+    in a checkpoint, the first one proposes all tokens.
+    """
+
+    block: ClassVar[type[Block]] = Block
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        more = self.extended(config)
+        d, eps = more.hidden_size, more.rms_norm_eps
+        self.enorm, self.hnorm = nn.RMSNorm(d, eps), nn.RMSNorm(d, eps)
+        self.eh_proj = nn.Linear(2 * d, d)
+        self.layer = self.block(more, more.num_hidden_layers - 1, self.block.rope(more))
+        self.norm = nn.RMSNorm(d, eps)
+
+    @staticmethod
+    def extended(config: Any) -> Any:
+        """The config of a model with the layer of the head as its last one."""
+        return replace(config, num_hidden_layers=config.num_hidden_layers + 1)
+
+    def forward(self, embeddings: Tensor, hidden: Tensor, step: Step) -> Tensor:
+        x = torch.cat((self.enorm(embeddings)[0], self.hnorm(hidden)[0]), -1)
+        x, residual = self.layer(self.eh_proj(x, step), None, step)
+        return self.norm(x, residual)[0]

@@ -38,6 +38,8 @@ def ostro_architectures() -> Iterable[Architecture]:
         names=f"{__name__}.names:names",
         gguf_config=f"{__name__}.names:gguf_config",
         gguf_metadata=f"{__name__}.names:gguf_metadata",
+        mtp=f"{__name__}.mtp:Head",
+        mtp_names=f"{__name__}.mtp:head_names",
         conformance=Conformance(
             tiny=TINY,
             wide=WIDE,
@@ -56,6 +58,8 @@ def ostro_architectures() -> Iterable[Architecture]:
         names=f"{__name__}.names:names",
         gguf_config=f"{__name__}.names:gguf_config",
         gguf_metadata=f"{__name__}.names:gguf_metadata",
+        mtp=f"{__name__}.mtp:Head",
+        mtp_names=f"{__name__}.mtp:head_names",
         conformance=Conformance(
             tiny={**TINY, **EXPERTS},
             wide={**WIDE, **LARGE_EXPERTS},

@@ -26,6 +26,8 @@ def ostro_architectures() -> Iterable[Architecture]:
         names=f"{__name__}.names:names",
         gguf_config=f"{__name__}.names:gguf_config",
         gguf_metadata="ostro.architectures.qwen3_vl.projector:tower_keys",
+        mtp=f"{__name__}.mtp:head",
+        mtp_names=f"{__name__}.mtp:head_names",
         conformance=Conformance(
             tiny=shape(TEXT, TOWER, SECTIONS),
             wide=shape(WIDE, {**TOWER, **ALIGNED}, [3, 3, 2]),
@@ -45,6 +47,8 @@ def ostro_architectures() -> Iterable[Architecture]:
         names=f"{__name__}.names:names",
         gguf_config=f"{__name__}.names:gguf_config",
         gguf_metadata="ostro.architectures.qwen3_vl.projector:tower_keys",
+        mtp=f"{__name__}.mtp:head",
+        mtp_names=f"{__name__}.mtp:head_names",
         conformance=Conformance(
             tiny=shape({**TEXT, **EXPERTS}, TOWER, SECTIONS),
             wide=shape({**WIDE, **LARGE_EXPERTS}, {**TOWER, **ALIGNED}, [3, 3, 2]),
