@@ -339,7 +339,29 @@ CORE: Mapping[str, Mapping[str, Change]] = {
             "self.rate += 0",
         ),
     },
+    "core/engine/multi_token.py": {
+        "rows-of-rejected-drafts-are-computed": (
+            "self.cut(start)",
+            "pass",
+        ),
+        "a-head-reads-the-memory-of-a-graph": (
+            "hidden = hidden.clone()",
+            "hidden = hidden",
+        ),
+        "a-head-forgets-the-rows-of-an-answer": (
+            "(own.has_prompt or own.drafted)",
+            "own.has_prompt",
+        ),
+        "a-head-keeps-the-rows-of-all-answers": (
+            "sum(map(len, self.held)) > HELD",
+            "False",
+        ),
+    },
     "core/engine/speculation.py": {
+        "a-sequence-ignores-the-drafts-of-those-before": (
+            "Acceptance(self.typical.rate)",
+            "Acceptance()",
+        ),
         "proposed-tokens-are-not-checked": (
             "if any(not 0 <= token < self.vocab",
             "if any(not 0 <= token",
@@ -367,6 +389,16 @@ CORE: Mapping[str, Mapping[str, Change]] = {
         "outputs-that-were-read-still-count": (
             "        self._size -= size(output)",
             "        size(output)",
+        ),
+    },
+    "core/load/multi_token.py": {
+        "copies-of-tables-of-a-head-are-left": (
+            "if not found and not super().ignored(name):",
+            "if not found:",
+        ),
+        "a-checkpoint-without-a-head-is-loaded": (
+            "if not any(item.name.startswith",
+            "if False and any(item.name.startswith",
         ),
     },
     "core/load/names.py": {

@@ -287,6 +287,18 @@ class BlockManager:
             after = last if last >= 0 else None
             table.blocks.append(group.pool.allocate(after) if needed else -1)
 
+    def grow_pages(self, tables: Sequence[BlockTable], length: int) -> bool:
+        """Allocate the blocks for `length` tokens in the groups of pages, not in those of states.
+
+        False, without any change, if they do not fit.
+        """
+        pairs = [(group, table) for group, table in self.pairs(tables) if not group.kind.aligned]
+        if any(sum(self.missing(g, table, length)) > g.pool.available for g, table in pairs):
+            return False
+        for group, table in pairs:
+            self.extend(group, table, length)
+        return True
+
     def grow_drafts(self, tables: Sequence[BlockTable], length: int, count: int) -> bool:
         """Allocate the blocks for `count` proposed tokens after `length` tokens.
 

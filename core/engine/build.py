@@ -115,16 +115,6 @@ def build_engine(
     if settings.speculate is not None and captured:
         captured = max(captured, min(2 * captured, ROWS_WITH_DRAFTS))
     block_manager, prompts = BlockManager(groups, block), captured_prompts(settings, device, rows)
-    speculation = build_speculation(
-        loaded,
-        settings,
-        plugins,
-        block_manager,
-        draft_groups,
-        rows=rows,
-        captured=captured,
-        captured_prompts=prompts,
-    )
     context = block_manager.max_length(loaded.context, rows)
     runner = ModelRunner(
         cast(TokenModel, loaded.model),  # of an encoder the runner calls `hidden` only
@@ -137,6 +127,16 @@ def build_engine(
         replay=settings.replay,
         segments=segments,
         adapter_pool=adapter_pool,
+    )
+    speculation = build_speculation(
+        loaded,
+        settings,
+        plugins,
+        runner,
+        draft_groups,
+        rows=rows,
+        captured=captured,
+        captured_prompts=prompts,
     )
     scheduler = Scheduler(
         block_manager,

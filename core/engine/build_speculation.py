@@ -10,14 +10,17 @@ import torch
 from ostro.core.device import format_bytes
 from ostro.core.engine.blocks import BlockManager, CacheGroup
 from ostro.core.engine.draft_model import DraftModel, check_vocabularies, draft_settings
+from ostro.core.engine.multi_token import MultiTokenProposer
 from ostro.core.engine.runner import ModelRunner
 from ostro.core.engine.sampler import Sampler
 from ostro.core.engine.speculation import Proposer, Speculation
 from ostro.core.engine.vocabulary import read_vocabulary
 from ostro.core.errors import ModelNotFound, UsageError, nearest
 from ostro.core.load.model import LoadedModel
-from ostro.core.nn import TokenModel
+from ostro.core.load.multi_token import HEADS
+from ostro.core.nn import MultiTokenHead, TokenModel
 from ostro.core.ops import Target
+from ostro.core.placement.offload import with_storages
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings, resolve
 
@@ -25,14 +28,14 @@ from ostro.core.records import Settings, resolve
 def draft_model_settings(settings: Settings, plugins: PluginManager) -> Settings | None:
     """The settings of the draft model of --speculate; None if it names a speculator, or nothing."""
     name = settings.speculate
-    if name is None or name in plugins.collect("speculators"):
+    if name is None or name == HEADS or name in plugins.collect("speculators"):
         return None
     return draft_settings(settings, name)
 
 
 def no_speculator(name: str, plugins: PluginManager, error: ModelNotFound) -> UsageError:
     """The error of a --speculate that names neither a speculator nor a model."""
-    speculators = plugins.collect("speculators")
+    speculators = [*plugins.collect("speculators"), HEADS]
     return UsageError(
         f"--speculate {name!r:.60}: no such speculator{nearest(name, speculators)}; "
         f"installed: {', '.join(speculators)}; and no draft model: {error}"
@@ -43,7 +46,7 @@ def build_speculation(
     loaded: LoadedModel,
     settings: Settings,
     plugins: PluginManager,
-    blocks: BlockManager,
+    runner: ModelRunner,
     draft_groups: Sequence[CacheGroup],
     *,
     rows: int,
@@ -52,7 +55,7 @@ def build_speculation(
 ) -> Speculation | None:
     """The speculation of --speculate; None without it.
 
-    blocks: those of the model. draft_groups: the cache of its draft model. rows: the rows of a
+    runner: that of the model. draft_groups: the cache of its draft model. rows: the rows of a
     step. captured, captured_prompts: those of `ModelRunner`, for its runner. Raises UsageError for
     an unknown name and a draft model of another vocabulary.
     """
@@ -60,11 +63,16 @@ def build_speculation(
         return None
     vocab, seqs = int(loaded.config.vocab_size), settings.max_seqs
     proposer: Proposer
-    if loaded.draft is None:
+    if settings.speculate == HEADS:
+        head = head_of(loaded)
+        proposer = MultiTokenProposer(runner, head, seqs)
+        size = format_bytes(sum(module.nbytes for module in with_storages(head.modules())))
+        loaded.explain.append(f"multi-token head: {size} of weights")
+    elif loaded.draft is None:
         record = plugins.get("speculators", settings.speculate)
         proposer = resolve(record.proposer)(seqs, vocab)
     else:
-        draft_blocks = BlockManager(draft_groups, blocks.block)
+        draft_blocks = BlockManager(draft_groups, runner.blocks.block)
         check_draft(loaded, loaded.draft, settings, plugins, draft_blocks)
         runner = draft_runner(
             loaded.draft, settings, draft_blocks, rows, captured, captured_prompts
@@ -73,6 +81,13 @@ def build_speculation(
         size = format_bytes(loaded.draft.nbytes)
         loaded.explain.append(f"draft model {settings.speculate}: {size} of weights")
     return Speculation(proposer, seqs, vocab, plugins.explain)
+
+
+def head_of(loaded: LoadedModel) -> MultiTokenHead:
+    """The multi-token head of a model."""
+    head = loaded.model.mtp
+    assert isinstance(head, MultiTokenHead), "`add_head` adds it"
+    return head
 
 
 def check_draft(

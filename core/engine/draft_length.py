@@ -21,9 +21,9 @@ MAX_DRAFTS = 8
 """The most drafts of one sequence in a step."""
 FIRST_RATE = 0.7
 """The probability of a right draft that is assumed before the first are judged."""
-WEIGHT = 0.1
-"""The weight of one draft in the share of right ones."""
-IDLE_RATE, IDLE_WEIGHT = 0.9, 1 / 64
+WEIGHT, TYPICAL_WEIGHT = 0.1, 0.02
+"""The weight of one draft in the share of right ones of its sequence, and of all sequences."""
+IDLE_RATE, IDLE_WEIGHT = 0.9, 1 / 128
 """The share that a sequence without drafts approaches, and by which part with each token: so drafts
 are tried again some time.
 """
@@ -131,14 +131,15 @@ class StepCosts:
 
 @dataclass
 class Acceptance:
-    """The share of right drafts among the last ones of a sequence."""
+    """The share of right drafts among the last ones; `weight` is that of one of them."""
 
     rate: float = FIRST_RATE
+    weight: float = WEIGHT
 
     def update(self, drafted: int, accepted: int) -> None:
         """Take note of a step. The drafts after the first wrong one are not judged."""
         for right in [1] * accepted + [0] * (accepted < drafted):
-            self.rate += WEIGHT * (right - self.rate)
+            self.rate += self.weight * (right - self.rate)
 
     def decay(self) -> None:
         """Take note of a token without drafts: what is known of the share gets old."""

@@ -332,6 +332,8 @@ class Engine:
         self.attempt(plan, partial(self.runner.sample, launched))
         if launched.drawn is None and launched.drawing:
             return False
+        if (speculation := self.scheduler.speculation) is not None:
+            speculation.observe(launched, (chunk.sequence for chunk in plan.chunks))
         for chunk in launched.drawing:
             chunk.sequence.pending += chunk.draft is None
         self.in_flight.append(launched)

@@ -50,7 +50,8 @@ class LaunchedStep:
     """A step in flight: its plan, and the copies of its drawn tokens and prompt logprobs.
 
     `drawing` are the chunks that draw a token, `logits` [W, V] those to draw from until then.
-    `began` is the time of `perf_counter` at its launch.
+    `hidden` [T, d] are the hidden states of all rows, with `ModelRunner.keeps_hidden`, until a
+    proposer has read them. `began` is the time of `perf_counter` at its launch.
     """
 
     plan: StepPlan
@@ -58,6 +59,7 @@ class LaunchedStep:
     logits: Tensor | None = None
     drawn: DeviceToHostCopy | None = None
     prompt_logprobs: list[tuple[Chunk, DeviceToHostCopy]] = field(default_factory=list)
+    hidden: Tensor | None = None
     began: float = field(default_factory=perf_counter)
 
 
@@ -91,6 +93,7 @@ class ModelRunner:
         self.layers = 1 + max((i for group in blocks.all for i in group.layers), default=-1)
         self.segments, self.graphs, self.poisons = segments, Graphs(), replay
         self.adapter_pool = adapter_pool
+        self.keeps_hidden = False  # whether launched steps have their hidden states
         self.max_sequences = max(captured, 1)  # of a captured step
         decodes = sizes_up_to(captured if self.can_capture else 0, DECODE_ROWS)
         # Prompt buckets have no inputs for segments and for cross attention to media.
@@ -410,10 +413,13 @@ class ModelRunner:
         chunks = launched.plan.chunks
         step, batches = self.inputs(chunks), self.attention_metadata(chunks)
         if (decodes := self.decode_bucket(launched.plan, step)) is not None:
-            return decodes.run(step, batches)
+            hidden, logits = decodes.run(step, batches)
+            launched.hidden = hidden if self.keeps_hidden else None
+            return logits
         spans = self.complete(step, chunks, batches)
         bucket = self.prompt_bucket(step, batches)
-        hidden = bucket.run(step, batches) if bucket else self.model.hidden(step)
+        hidden = bucket.run(step, batches)[0] if bucket else self.model.hidden(step)
+        launched.hidden = hidden if self.keeps_hidden else None
         # No row draws: skip the head, often the largest matmul of the model.
         if step.logits_indices is not None and not len(step.logits_indices):
             return hidden[:0]

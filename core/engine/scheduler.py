@@ -152,13 +152,14 @@ class Scheduler:
         A step in flight may still write to these blocks. The device runs steps in their order, so
         a later user of a block writes it after that step.
         """
+        if self.speculation is not None:
+            # First: a multi-token head may write to its blocks.
+            self.speculation.release(sequence.row)
         self.blocks.release(sequence.tables)
         for encoder_blocks in sequence.encoder_blocks:
             self.blocks.release_encoder(encoder_blocks)
         sequence.encoder_blocks = []
         self.release_adapters(sequence)
-        if self.speculation is not None:
-            self.speculation.release(sequence.row)
         self.rows.append(sequence.row)
         sequence.row, sequence.computed, sequence.published = -1, 0, 0
 
@@ -166,9 +167,9 @@ class Scheduler:
         """Remove all sequences; release all rows, adapters and blocks, cached ones included."""
         for sequence in self.running + self.waiting:
             self.release_adapters(sequence)
+            row, sequence.row = sequence.row, -1
             if self.speculation is not None:
-                self.speculation.release(sequence.row)
-            sequence.row = -1
+                self.speculation.release(row)
         self.running, self.waiting, self.rows = [], [], list(range(self.max_seqs - 1, -1, -1))
         for group in self.blocks.all:
             group.pool = BlockPool(group.pool.size)

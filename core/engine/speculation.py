@@ -15,13 +15,13 @@ accepted draft takes the place of the sequence's newest one.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Protocol
 
-from ostro.core.engine.draft_length import MAX_DRAFTS, Acceptance, StepCosts
+from ostro.core.engine.draft_length import MAX_DRAFTS, TYPICAL_WEIGHT, Acceptance, StepCosts
 from ostro.core.engine.sampler import has_dry, has_penalties
 from ostro.core.engine.sequence import Sequence
 from ostro.core.messages.outputs import Stats, TokenOutput
@@ -47,7 +47,8 @@ class Proposer(Protocol):
     """The protocol of the class that a `Speculator` record names.
 
     It is created with the number of rows and the width of the logits. A class may also have
-    `release(row)`, which is called when the sequence of a row ends or is preempted.
+    `release(row)`, which is called when the sequence of a row ends or is preempted. The engine's
+    own may have `observe(launched)`, which is called after each step.
     """
 
     def __init__(self, rows: int, vocab: int) -> None: ...
@@ -71,6 +72,7 @@ class Speculation:
         """
         self.proposer, self.vocab, self.explain = proposer, vocab, explain
         self.costs = StepCosts()
+        self.typical = Acceptance(weight=TYPICAL_WEIGHT)  # with which a sequence begins
         self.acceptance = [Acceptance()] * rows
         self.sequences: list[Sequence | None] = [None] * rows
         self.asked = [False] * rows  # whether the proposer knows the sequence of a row
@@ -114,9 +116,32 @@ class Speculation:
         """Whether the proposer has not been asked for this sequence yet."""
         row = sequence.row
         if self.sequences[row] is not sequence:
-            self.sequences[row], self.acceptance[row] = sequence, Acceptance()
-            self.asked[row] = False
+            self.sequences[row], self.asked[row] = sequence, False
+            self.acceptance[row] = Acceptance(self.typical.rate)
+            # Drafts that did not pay are tried again after some sequences.
+            self.typical.decay()
         return not self.asked[row]
+
+    def observe(self, launched: object, sequences: Iterable[Sequence]) -> None:
+        """Show the proposer a launched step of these sequences, if it has a method for it."""
+        observe = getattr(self.proposer, "observe", None)
+        if observe is None or self.failed:
+            return
+        for sequence in sequences:
+            self.begin(sequence)
+        try:
+            observe(launched)
+        except Exception as error:
+            self.turn_off(error)
+
+    def turn_off(self, error: BaseException) -> None:
+        """Log the error of the proposer, which is not called any more."""
+        self.failed = True
+        log.error(
+            "speculative decoding is off: its proposer failed: %s",
+            self.explain(error),
+            exc_info=error,
+        )
 
     def propose(self, requests: Rows[DraftRequest]) -> list[list[int]]:
         """The drafts of the proposer. If it fails, it is logged, and there are none from then on:
@@ -132,10 +157,7 @@ class Speculation:
             if any(not 0 <= token < self.vocab for tokens in drafts for token in tokens):
                 raise ValueError(f"a proposed token is not within 0..{self.vocab - 1}")
         except Exception as error:
-            self.failed = True
-            log.exception(
-                "speculative decoding is off: its proposer failed: %s", self.explain(error)
-            )
+            self.turn_off(error)
             return [[] for _ in requests]
         if most := max(map(len, drafts)):
             self.costs.add_draft((perf_counter() - started) / most)
@@ -170,6 +192,7 @@ class Speculation:
         self.proposals += 1
         self.drafted += drafted
         self.accepted += accepted
+        self.typical.update(drafted, accepted)
         for place in range(accepted):
             self.accepted_at[place] += 1
         if sequence.row >= 0 and self.sequences[sequence.row] is sequence:
@@ -186,10 +209,7 @@ class Speculation:
         try:
             release(row)
         except Exception as error:
-            self.failed = True
-            log.exception(
-                "speculative decoding is off: its proposer failed: %s", self.explain(error)
-            )
+            self.turn_off(error)
 
 
 def may_speculate(sequence: Sequence) -> bool:

@@ -16,6 +16,7 @@ import pytest
 import torch
 from gpu.comparison import ON_GPU, error, pick
 from tiny.drafts import LENGTH, Oracle, requests_of, run, speculating, whole
+from tiny.heads import deviation_of, record_proposals, speculation_of, with_head
 from torch import Tensor
 
 from ostro.core.adapters.adapter import EMPTY, Mixture
@@ -31,7 +32,7 @@ from ostro.core.records import Settings
 from ostro.core.step import Step
 from ostro.entrypoints.bench.adapters import random_adapter
 from ostro.plugins.conformance.kernels import DEVICE
-from ostro.plugins.conformance.parity import subject
+from ostro.plugins.conformance.parity import RED, subject
 
 SHAPE = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -210,6 +211,23 @@ def test_answers_are_the_same_with_drafts(name: str, tmp_path: Path) -> None:
             speculation = speculating(engine, Oracle(whole(requests, wanted), wrong))
             assert run(engine, requests) == wanted
             assert speculation.accepted > LENGTH
+
+
+@pytest.mark.parametrize("name", pick(["qwen3_next", "qwen3_5", "deepseek_v3"], ["qwen3_5"]))
+def test_multi_token_heads(name: str) -> None:
+    """In captured steps: drafts are those of the reference, and answers the same with them."""
+    plugins = PluginManager()
+    plugins.load()
+    with with_head(plugins, name) as (model, head):
+        options = {"device": DEVICE.type, "replay": not ON_GPU, "deterministic": True}
+        wanted = run(model.engine(blocks=64, max_seqs=4, **options), requests_of(model))
+        engine = model.engine(rows=64, blocks=64, max_seqs=4, speculate="heads", **options)
+        engine.runner.capture()
+        proposals = record_proposals(engine)
+        assert run(engine, requests_of(model)) == wanted
+        assert len(proposals) > LENGTH and not speculation_of(engine).failed
+        on_host = [(tokens, drafts, logits.cpu()) for tokens, drafts, logits in proposals]
+        assert deviation_of(model, head, on_host) <= RED
 
 
 def test_preempted_requests_run_again(tmp_path: Path) -> None:

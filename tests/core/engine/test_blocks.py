@@ -207,6 +207,17 @@ def test_drafts_need_room_in_every_group(full: int) -> None:
     assert blocks.grow_drafts(tables, 4, 2) == (full == 1)
 
 
+def test_pages_grow_without_states_and_only_with_room() -> None:
+    blocks = BlockManager([group(3), group(2), states(8)], 4)
+    tables = blocks.new_tables()
+    assert blocks.grow(tables, 4)
+    used = [g.pool.used for g in blocks.groups]
+    assert not blocks.grow_pages(tables, 9)
+    assert [g.pool.used for g in blocks.groups] == used
+    assert blocks.grow_pages(tables, 8) and blocks.grow_pages(tables, 8)
+    assert [g.pool.used for g in blocks.groups] == [2, 2, used[2]]
+
+
 def test_random_sequences_lose_no_block() -> None:
     rng, chain = random.Random(0), keys(*range(40))
     blocks = BlockManager([group(24), group(24, window=6), states(24)], 4)

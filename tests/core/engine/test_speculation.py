@@ -11,6 +11,7 @@ from tiny.drafts import LENGTH, Oracle, Tokens, requests_of, run, speculating, w
 from ostro.core.engine.buckets import Bucket, DecodeBucket
 from ostro.core.engine.draft_length import MAX_DRAFTS, MAX_ROWS, StepCosts
 from ostro.core.engine.processors import Processors
+from ostro.core.engine.runner import standalone_sequence
 from ostro.core.engine.speculation import DraftRequest
 from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.ops.attention import AttentionMetadata
@@ -185,6 +186,25 @@ def test_the_number_of_drafts_follows_their_acceptance(llama: Subject) -> None:
         assert run(engine, [request]) == wanted
         drafted[wrong] = speculation.drafted
     assert drafted[10**9] > 60 and drafted[1] < 25, "drafts that are rejected become rare"
+
+
+def test_a_sequence_begins_with_the_share_of_those_before(llama: Subject) -> None:
+    [request] = requests_of(llama, max_tokens=30)[:1]
+    wanted = run(llama.engine(), [request])
+    engine, drafted = llama.engine(), [0]
+    speculation = speculating(engine, Oracle(whole([request], wanted), 1))
+    speculation.costs.curve = [0.6 + 0.4 * rows for rows in range(MAX_ROWS + 1)]
+    for _ in range(20):
+        run(engine, [request])
+        drafted.append(speculation.drafted)
+    assert drafted[-1] - drafted[-2] < drafted[1] / 2
+    before = speculation.typical.rate
+    for _ in range(400):
+        speculation.release(0)
+        sequence = standalone_sequence([])
+        sequence.row = 0
+        speculation.begin(sequence)
+    assert before < 0.6 < 0.8 < speculation.typical.rate, "they are tried again"
 
 
 def test_a_full_cache_leaves_fewer_drafts(plugins: PluginManager) -> None:
