@@ -57,7 +57,7 @@ class Case:
 
     def shape(self, plugins: PluginManager, size: str = "tiny") -> dict[str, Any]:
         """The config, tiny or wide; `changes` apply to its text config, if it has one."""
-        tiny = dict(getattr(plugins.get("architectures", self.name), size))
+        tiny = dict(getattr(plugins.get("architectures", self.name).conformance, size))
         text = tiny.get("text_config", tiny)
         sized = {"vocab_size": VOCABULARY} if "vocab_size" in text else {}
         text = {**text, **sized, **self.changes}

@@ -2,13 +2,17 @@
 
 python tests/peers/speculation_speed.py pair [--shape llama|qwen3_5] [--agree 0.7,0.3]
     [--streams 1,8] [--runs 5]
+python tests/peers/speculation_speed.py heads --shape qwen3_5|qwen3_5_2b [--agree 0.7,0.3]
+    [--streams 1,8] [--runs 5]
 python tests/peers/speculation_speed.py text -m FILE [--speculate ngram] [--streams 1,8]
 
 `pair` makes a model of the size of Qwen 3 0.6B, or of Qwen3.5 0.8B, three of whose four layers have
 recurrent states, and a draft model of an eighth of its weights. Their layers add zeros, and their
 heads map each token to the next one of a permutation, on which the two agree for a share of the
-tokens. `text` lets a model correct a text. Requests with and without
-drafts alternate; prints tokens per second, the ratio to those without, and the accepted tokens.
+tokens. `heads` gives a model of the size of Qwen3.5 0.8B or 2B a multi-token head instead, and
+compares it with an engine without one. `text` lets a model correct a text. Requests with and
+without drafts alternate; prints tokens per second, the ratio to those without, and the accepted
+tokens.
 """
 
 from __future__ import annotations
@@ -19,12 +23,14 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import ostro
@@ -80,7 +86,9 @@ QWEN3_5: Config = {
     "linear_conv_kernel_dim": 4,
     "full_attention_interval": 4,
 }
-SHAPES = {"llama": LLAMA, "qwen3_5": QWEN3_5}
+HEAD_NORMS = ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
+QWEN3_5_2B: Config = {**QWEN3_5, "hidden_size": 2048, "intermediate_size": 6144}
+SHAPES = {"llama": LLAMA, "qwen3_5": QWEN3_5, "qwen3_5_2b": QWEN3_5_2B}
 TEXT = (
     "Correct the spelling, and write nothing but the corrected text: Teh quick brown fox jumps "
     "over the lazy dog. It was a brigt cold day in April, and the clocks were striking thirteen. "
@@ -166,6 +174,40 @@ def write_pair(folder: Path, config: Config, agree: float) -> tuple[Path, Path]:
     return target, write_model(folder / "draft", DRAFT, other, 2)
 
 
+def write_head(folder: Path, config: Config, agree: float) -> Path:
+    """A model with a multi-token head that agrees with it on a share of the tokens.
+
+    The head's linear passes the embedding on, mixed with a random rotation of it: the larger its
+    part, the more tokens are nearer to the result than the right one.
+    """
+    order = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(0))
+    following = torch.empty_like(order)
+    following[order] = order.roll(-1)
+    made = write_model(folder / "target", config, following, 1)
+    generator, wide = torch.Generator().manual_seed(3), config["hidden_size"]
+    tensors = load_file(made / "model.safetensors")
+    table = tensors["model.embed_tokens.weight"].float()
+    sample = torch.randint(VOCAB, (1000,), generator=generator)
+    rotation = torch.linalg.qr(torch.randn(wide, wide, generator=generator))[0]
+    low, high = 0.0, 1.0
+    for _ in range(12):
+        part = (low + high) / 2
+        mixed = (1 - part) * torch.eye(wide) + part * rotation
+        right = ((table[sample] @ mixed.T) @ table.T).argmax(-1) == sample
+        low, high = (part, high) if right.float().mean() > agree else (low, part)
+    tensors |= {
+        "mtp.fc.weight": torch.cat((mixed, torch.zeros(wide, wide)), 1).bfloat16(),
+        **{f"mtp.{name}.weight": torch.zeros(wide).bfloat16() for name in HEAD_NORMS},
+    }
+    for name, shape in layer_shapes(config, config["full_attention_interval"] - 1).items():
+        values = torch.randn(shape, generator=generator).bfloat16()
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            values.zero_()
+        tensors[f"mtp.layers.0.{name}"] = values
+    save_file(tensors, made / "model.safetensors")
+    return made
+
+
 def rate_of(
     engine: Engine, prompts: Sequence[list[int]], tokens: int, speculate: bool, run: int
 ) -> float:
@@ -193,15 +235,24 @@ def rate_of(
 
 
 def compare(
-    title: str, engine: Engine, prompts: Sequence[list[int]], tokens: int, runs: int
+    title: str,
+    engine: Engine,
+    prompts: Sequence[list[int]],
+    tokens: int,
+    runs: int,
+    plain: Engine | None = None,
 ) -> None:
-    """Print the medians of rates with and without drafts; the first run is not counted."""
+    """Print the medians of rates with and without drafts; the first run is not counted.
+
+    plain: the engine without drafts, by default the same one.
+    """
     rates: dict[bool, list[float]] = {False: [], True: []}
     for run in range(runs + 1):
         before = engine.stats()
         drafted, accepted = before.drafted_tokens, before.accepted_tokens
         for speculate in (False, True):
-            rates[speculate].append(rate_of(engine, prompts, tokens, speculate, run))
+            used = engine if speculate or plain is None else plain
+            rates[speculate].append(rate_of(used, prompts, tokens, speculate, run))
     stats = engine.stats()
     off, on = (statistics.median(rates[key][1:]) for key in (False, True))
     ratios = [a / b for a, b in zip(rates[True][1:], rates[False][1:], strict=True)]
@@ -220,7 +271,7 @@ def prompts_of(streams: int) -> list[list[int]]:
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("pair", "text"))
+    parser.add_argument("what", choices=("pair", "heads", "text"))
     parser.add_argument("-m", "--model")
     parser.add_argument("--shape", choices=SHAPES, default="llama")
     parser.add_argument("--speculate", default="ngram")
@@ -237,19 +288,35 @@ def main(words: Sequence[str] | None = None) -> None:
             for count in streams:
                 compare(args.speculate, model.engine, [prompt] * count, args.tokens, args.runs)
         return
+    heads, shape = args.what == "heads", args.shape
     for agree in map(float, args.agree.split(",")):
-        with tempfile.TemporaryDirectory() as folder:
-            target, draft = map(str, write_pair(Path(folder), SHAPES[args.shape], agree))
+        with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+            if heads:
+                target, draft = str(write_head(Path(folder), SHAPES[shape], agree)), "heads"
+            else:
+                target, draft = map(str, write_pair(Path(folder), SHAPES[shape], agree))
             settings = Settings(reference=target, speculate=draft, quant=args.quant, context=2048)
-            plugins = PluginManager()
-            plugins.load(settings)
-            models, _ = open_engine([ModelSpec(settings)], plugins, lambda *_: None)
-            engine = models.entries[DEFAULT].tokens
-            assert engine is not None
+            engine = stack.enter_context(opened(settings))
+            # A head follows sequences that turn drafts off.
+            without = replace(settings, speculate=None)
+            plain = stack.enter_context(opened(without)) if heads else None
             for count in streams:
-                title = f"{args.shape}, agree {agree:.0%}"
-                compare(title, engine, prompts_of(count), args.tokens, args.runs)
-            models.close()
+                title = f"{args.what}, {shape}, agree {agree:.0%}"
+                compare(title, engine, prompts_of(count), args.tokens, args.runs, plain)
+
+
+@contextmanager
+def opened(settings: Settings) -> Iterator[Engine]:
+    """The engine of a model."""
+    plugins = PluginManager()
+    plugins.load(settings)
+    models, _ = open_engine([ModelSpec(settings)], plugins, lambda *_: None)
+    engine = models.entries[DEFAULT].tokens
+    assert engine is not None
+    try:
+        yield engine
+    finally:
+        models.close()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,68 @@
+"""Multi-token heads in GGUF files of llama.cpp's converter: drafts are those of the reference.
+
+The converter needs a checkout of llama.cpp, see `converter.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tiny.drafts import requests_of, run
+from tiny.heads import deviation_of, record_proposals, with_head
+
+sys.path.append(str(Path(__file__).parent))
+
+from conversions import CASES
+from converter import CHECKOUT, convert, find_checkout, find_python
+
+from ostro.core.load.model import load_model
+from ostro.core.plugins.manager import PluginManager
+from ostro.core.records import Settings
+from ostro.plugins.conformance.parity import BAR
+
+pytestmark = pytest.mark.peer
+
+STATED = {"num_nextn_predict_layers": 1, "mtp_num_hidden_layers": 1}
+NAMED = {
+    "qwen3_next": "qwen3 next, no mtp",
+    "qwen3_5": "qwen3.5",
+    "qwen3_5_moe": "qwen3.5 moe",
+    "qwen3_5_vl": "text of qwen3.5 vl",
+    "glm4_moe": "glm4 moe, mtp",
+    "glm4_moe_lite": "glm4 moe lite",
+}
+"""The cases of the converter by architecture. It drops the head of DeepSeek-V3."""
+
+
+@pytest.fixture(scope="module")
+def plugins() -> PluginManager:
+    manager = PluginManager()
+    manager.load(Settings())
+    return manager
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_heads_of_converted_files(name: str, plugins: PluginManager, tmp_path: Path) -> None:
+    checkout = find_checkout(None)
+    if checkout is None:
+        pytest.skip(f"{CHECKOUT} names no checkout of llama.cpp")
+    case, file = replace(CASES[NAMED[name]], change=None), tmp_path / "model.gguf"
+    with with_head(plugins, name, case.shape(plugins)) as (tiny, head):
+        case.prepare(tiny)
+        config = tiny.folder / "config.json"
+        stated = json.loads(config.read_text())
+        inner = stated.get("text_config", stated)
+        inner.update(STATED)
+        config.write_text(json.dumps(stated))
+        convert(tiny.folder, file, checkout, find_python())
+        settings = Settings(dtype="float32", device="cpu", speculate="heads")
+        loaded = load_model(file, settings, plugins)
+        engine = tiny.engine(loaded, rows=16, speculate="heads", max_seqs=4)
+        proposals = record_proposals(engine)
+        run(engine, requests_of(tiny))
+        assert len(proposals) > 20
+        assert deviation_of(tiny, head, proposals) <= BAR
