@@ -293,10 +293,10 @@ def add_engine_options(group: argparse._ArgumentGroup) -> None:
     add("--kv-dtype", default="auto", metavar="TYPE", help="dtype of the KV cache (default: auto)")
     add(
         "--speculate",
-        metavar="NAME|REF",
+        metavar="NAME|heads|REF",
         help="speculative decoding: ngram proposes tokens that followed the last ones before, a "
-        "smaller model of the same family those that it would generate; answers stay the same "
-        "(default: off)",
+        "smaller model of the same family those that it would generate, heads those of the "
+        "checkpoint's multi-token head (MTP); answers stay the same (default: off)",
     )
     add(
         "--deterministic",
