@@ -8,6 +8,7 @@ that answers without drafts do without the head. After `HELD` such rows a sequen
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -21,8 +22,11 @@ from ostro.core.engine.runner import LaunchedStep, ModelRunner
 from ostro.core.engine.scheduler import Chunk
 from ostro.core.engine.sequence import Sequence as TokenSequence
 from ostro.core.engine.speculation import DraftRequest
+from ostro.core.failure import is_out_of_memory, ordinary_errors
 from ostro.core.nn import CachedLayer, MultiTokenHead
 from ostro.core.step import Step
+
+log = logging.getLogger(__name__)
 
 HELD = 64
 """The most rows of an answer whose hidden states are kept for the head."""
@@ -54,7 +58,12 @@ class HeadSequence:
         self.held.append(hidden)
         self.has_prompt = is_prompt
         if not is_prompt and sum(map(len, self.held)) > HELD:
-            self.lost, self.held, self.state = True, [], None
+            self.lose()
+
+    def lose(self) -> None:
+        """Drop all rows: the sequence gets no more drafts."""
+        self.lost, self.held, self.state = True, [], None
+        self.has_prompt = self.drafted = False
 
     def cut(self, stop: int) -> None:
         """Drop the held rows from place `stop` on."""
@@ -78,6 +87,7 @@ class MultiTokenProposer:
         self.groups = [i for i, group in groups if self.layers & {*group.layers}]
         runner.keeps_hidden = True
 
+    @ordinary_errors()
     @runs_model
     @torch.inference_mode()
     def observe(self, launched: LaunchedStep) -> None:
@@ -99,6 +109,7 @@ class MultiTokenProposer:
                 self.sequences[chunk.sequence.row] = own
             own.hold(chunk.start, hidden[ends[first] : ends[stop]], chunk.count > 1)
 
+    @ordinary_errors()
     @runs_model
     @torch.inference_mode()
     def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
@@ -123,6 +134,7 @@ class MultiTokenProposer:
             drafts[owner].append(token)
         return drafts
 
+    @ordinary_errors()
     @runs_model
     @torch.inference_mode()
     def release(self, row: int) -> None:
@@ -149,7 +161,15 @@ class MultiTokenProposer:
             own.held, own.has_prompt = [], False
         if not chunks:
             return
-        states = self.run(chunks, self.runner.int64(tokens), torch.cat(hidden))
+        try:
+            states = self.run(chunks, self.runner.int64(tokens), torch.cat(hidden))
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            log.warning("a multi-token head ran out of memory: running requests get no drafts")
+            for own in filter(None, self.sequences):
+                own.lose()
+            return
         ends = accumulate(chunk.count for chunk in chunks)
         for own, end in zip(computed, ends, strict=True):
             own.state = states[end - 1 : end]

@@ -179,10 +179,11 @@ def test_a_reset_computes_nothing(pages_or_states: Made, monkeypatch: pytest.Mon
     assert not any(proposer.sequences) and not speculation_of(engine).failed
 
 
-@pytest.mark.parametrize("method", ["forward", "logits"])
+@pytest.mark.parametrize(("method", "error"), [("forward", RuntimeError), ("logits", SystemExit)])
 def test_a_head_that_fails_is_turned_off(
     pages_or_states: Made,
     method: str,
+    error: type[BaseException],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -195,7 +196,7 @@ def test_a_head_that_fails_is_turned_off(
 
     def fail(*args: Any) -> torch.Tensor:
         calls.append(1)
-        raise RuntimeError("a head that fails")
+        raise error("a head that fails")
 
     monkeypatch.setattr(speculation.proposer.head, method, fail)
     requests = requests_of(tiny)
@@ -205,6 +206,34 @@ def test_a_head_that_fails_is_turned_off(
     assert speculation.failed and not speculation.drafted and len(calls) == 1
     assert caplog.text.count("speculative decoding is off") == 1
     assert engine.stats().blocks_used == 0
+
+
+def test_a_head_that_runs_out_of_memory_serves_later_sequences(
+    pages_or_states: Made, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those that run get no more drafts: rows of theirs are missing."""
+    tiny, _ = pages_or_states
+    engine = with_heads(tiny)
+    proposals = record_proposals(engine)
+    speculation = speculation_of(engine)
+    assert isinstance(speculation.proposer, MultiTokenProposer)
+
+    def fail(*args: Any) -> torch.Tensor:
+        raise torch.OutOfMemoryError("no room")
+
+    requests = [r for r in requests_of(tiny) if r.sampling.n == 1]  # both start at once
+    wanted = run(tiny.engine(rows=40, blocks=64, max_seqs=4), requests)
+    with monkeypatch.context() as patch:
+        patch.setattr(speculation.proposer.head, "forward", fail)
+        for request in requests:
+            engine.submit(request)
+        engine.step()
+        engine.step()
+    assert caplog.text.count("a multi-token head ran out of memory") == 1
+    engine.drain()
+    assert not proposals and not speculation.failed
+    assert run(engine, requests) == wanted
+    assert proposals and not speculation.failed
 
 
 @pytest.mark.parametrize("processor", ["forcing", "silent"])
