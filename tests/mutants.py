@@ -353,7 +353,7 @@ CORE: Mapping[str, Mapping[str, Change]] = {
             "own.has_prompt",
         ),
         "a-head-keeps-the-rows-of-all-answers": (
-            "sum(map(len, self.held)) > HELD",
+            "self.count > HELD",
             "False",
         ),
     },
@@ -393,8 +393,8 @@ CORE: Mapping[str, Mapping[str, Change]] = {
     },
     "core/load/multi_token.py": {
         "copies-of-tables-of-a-head-are-left": (
-            "if not found and not super().ignored(name):",
-            "if not found:",
+            "if not own and not super().ignored(name):",
+            "if not own:",
         ),
         "a-checkpoint-without-a-head-is-loaded": (
             "if not any(item.name.startswith",

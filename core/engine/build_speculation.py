@@ -65,10 +65,11 @@ def build_speculation(
     proposer: Proposer
     if settings.speculate == HEADS:
         head = head_of(loaded)
-        proposer = MultiTokenProposer(runner, head, seqs)
         size = format_bytes(sum(module.nbytes for module in with_storages(head.modules())))
         loaded.explain.append(f"multi-token head: {size} of weights")
-    elif loaded.draft is None:
+        proposer = MultiTokenProposer(runner, head, seqs)
+        return Speculation(proposer, seqs, vocab, plugins.explain, proposer.observe)
+    if loaded.draft is None:
         record = plugins.get("speculators", settings.speculate)
         proposer = resolve(record.proposer)(seqs, vocab)
     else:

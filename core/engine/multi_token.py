@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ostro.core.engine.layout import paged_metadata
 from ostro.core.engine.location import runs_model
-from ostro.core.engine.runner import LaunchedStep, ModelRunner
+from ostro.core.engine.runner import LaunchedStep, ModelRunner, flat_positions
 from ostro.core.engine.scheduler import Chunk
 from ostro.core.engine.sequence import Sequence as TokenSequence
 from ostro.core.engine.speculation import DraftRequest
@@ -49,6 +49,11 @@ class HeadSequence:
     drafted: bool = False
     lost: bool = False
 
+    @property
+    def count(self) -> int:
+        """The number of held rows."""
+        return sum(map(len, self.held))
+
     def hold(self, start: int, hidden: Tensor, is_prompt: bool) -> None:
         """Keep the hidden states of the model's rows from `start` on, those of drafts included."""
         if self.lost:
@@ -57,7 +62,7 @@ class HeadSequence:
         self.cut(start)
         self.held.append(hidden)
         self.has_prompt = is_prompt
-        if not is_prompt and sum(map(len, self.held)) > HELD:
+        if not is_prompt and self.count > HELD:
             self.lose()
 
     def lose(self) -> None:
@@ -67,7 +72,7 @@ class HeadSequence:
 
     def cut(self, stop: int) -> None:
         """Drop the held rows from place `stop` on."""
-        over = self.start + sum(map(len, self.held)) - stop
+        over = self.start + self.count - stop
         while over > 0:
             last = self.held.pop()
             if len(last) > over:
@@ -152,7 +157,7 @@ class MultiTokenProposer:
         for own in sequences:
             sequence = own.sequence
             own.cut(len(sequence.tokens) - 1)
-            if count := sum(map(len, own.held)):
+            if count := own.count:
                 chunks.append(Chunk(sequence, own.start, count, draws=False))
                 own.start += count
                 tokens += sequence.tokens[own.start - count + 1 : own.start + 1]
@@ -207,16 +212,14 @@ class MultiTokenProposer:
         """The head's hidden states [T, d] of the rows of these chunks, which read the next tokens
         [T] and the hidden states [T, d].
         """
-        runner, axes = self.runner, self.model.axes
-        views = list[object]([None] * runner.layers)
+        blocks, views = self.runner.blocks, list[object]([None] * self.runner.layers)
         for index in self.groups:
-            group = runner.blocks.groups[index]
-            batch = paged_metadata(group, index, chunks, runner.blocks.block, group.kind.device)
+            group = blocks.groups[index]
+            batch = paged_metadata(group, index, chunks, blocks.block, group.kind.device)
             for i, layer in enumerate(group.layers):
                 if layer in self.layers:
                     views[layer] = group.kind.view(i, batch)
-        parts = [c.sequence.positions(c.start, c.start + c.count, axes) for c in chunks]
-        flat = [position for axis in range(axes) for part in parts for position in part[axis]]
-        step = Step(tokens, runner.int64(flat).view(axes, -1), caches=views)
+        positions = self.runner.int64(flat_positions(chunks, self.model.axes))
+        step = Step(tokens, positions.view(self.model.axes, -1), caches=views)
         states: Tensor = self.head(self.model.embed(step), hidden, step)
         return states

@@ -443,8 +443,6 @@ class ModelRunner:
     def inputs(self, chunks: Sequence[Chunk], pass_index: int = 0) -> Step:
         """The tokens, positions and mixture of a step of these chunks; see `build_step`."""
         axes, mixtures = self.model.axes, [] if pass_index else mixture_rows(chunks)
-        parts = [c.sequence.positions(c.start, c.start + c.count, axes) for c in chunks]
-        flat = [position for axis in range(axes) for part in parts for position in part[axis]]
         known, pending = token_ids(chunks)
         tokens = self.int64(known)
         if pending:
@@ -452,7 +450,7 @@ class ModelRunner:
             tokens[at] = self.sampler.last[rows]
         return Step(
             tokens=tokens,
-            positions=self.int64(flat).view(axes, -1),
+            positions=self.int64(flat_positions(chunks, axes)).view(axes, -1),
             mixture=to_device(mixtures, torch.int32, self.device) if any(mixtures) else None,
         )
 
@@ -515,12 +513,16 @@ def token_ids(chunks: Sequence[Chunk]) -> tuple[list[int], list[tuple[int, int]]
     return tokens, pending
 
 
+def flat_positions(chunks: Sequence[Chunk], axes: int) -> list[int]:
+    """The positions of the rows of these chunks, one axis after the other."""
+    parts = [c.sequence.positions(c.start, c.start + c.count, axes) for c in chunks]
+    return [position for axis in range(axes) for part in parts for position in part[axis]]
+
+
 def mixture_rows(chunks: Sequence[Chunk]) -> list[int]:
     """The row of the mixture table for each row of these chunks."""
-    rows = list[int]()
-    for chunk in chunks:
-        rows += chunk.sequence.lease.row_indices(chunk.start, chunk.start + chunk.count)
-    return rows
+    spans = ((c.sequence.lease, c.start, c.start + c.count) for c in chunks)
+    return [row for lease, start, stop in spans for row in lease.row_indices(start, stop)]
 
 
 def standalone_sequence(

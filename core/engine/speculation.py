@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
 from ostro.core.engine.draft_length import MAX_DRAFTS, TYPICAL_WEIGHT, Acceptance, StepCosts
 from ostro.core.engine.sampler import has_dry, has_penalties
@@ -47,8 +47,7 @@ class Proposer(Protocol):
     """The protocol of the class that a `Speculator` record names.
 
     It is created with the number of rows and the width of the logits. A class may also have
-    `release(row)`, which is called when the sequence of a row ends or is preempted. The engine's
-    own may have `observe(launched)`, which is called after each step.
+    `release(row)`, which is called when the sequence of a row ends or is preempted.
     """
 
     def __init__(self, rows: int, vocab: int) -> None: ...
@@ -66,11 +65,13 @@ class Speculation:
         rows: int,
         vocab: int,
         explain: Callable[[BaseException], str] = reason,
+        observe: Callable[[Any], None] | None = None,
     ) -> None:
         """rows: the most running sequences. vocab: the width of the logits. explain: one line about
-        an exception of the proposer.
+        an exception of the proposer. observe: its method that is called with each launched step.
         """
         self.proposer, self.vocab, self.explain = proposer, vocab, explain
+        self.observer = observe
         self.costs = StepCosts()
         self.typical = Acceptance(weight=TYPICAL_WEIGHT)  # with which a sequence begins
         self.acceptance = [Acceptance()] * rows
@@ -122,15 +123,14 @@ class Speculation:
             self.typical.decay()
         return not self.asked[row]
 
-    def observe(self, launched: object, sequences: Iterable[Sequence]) -> None:
-        """Show the proposer a launched step of these sequences, if it has a method for it."""
-        observe = getattr(self.proposer, "observe", None)
-        if observe is None or self.failed:
+    def observe(self, launched: Any, sequences: Iterable[Sequence]) -> None:
+        """Show the proposer a launched step of these sequences, if it observes steps."""
+        if self.observer is None or self.failed:
             return
         for sequence in sequences:
             self.begin(sequence)
         try:
-            observe(launched)
+            self.observer(launched)
         except Exception as error:
             self.turn_off(error)
 

@@ -40,16 +40,16 @@ class MultiTokenNames(Names):
     def read(self, names: Iterable[str], space: str = "hub") -> tuple[list[Named], list[str]]:
         named, left = list[Named](), list[str]()
         for name in names:
-            found, missing = self.own(name, space), list[str]()
-            if not found and not super().ignored(name):
-                found, missing = self.model.read([self.to_model(name)], space)
-            named += self.from_model(found, name)
+            own, missing = self.own(name, space), list[str]()
+            if not own and not super().ignored(name):
+                own, missing = self.model.read([self.to_model(name)], space)
+            named += self.from_model(own, name)
             left += [name] * bool(missing)
         return named, left
 
     def find(self, name: str, space: str) -> list[Named]:
-        if (found := self.own(name, space)) or super().ignored(name):
-            return found
+        if (own := self.own(name, space)) or super().ignored(name):
+            return own
         return self.from_model(self.model.find(self.to_model(name), space), name)
 
     def write(self, name: str, space: str = "hub") -> Named:
@@ -81,12 +81,13 @@ class MultiTokenNames(Names):
 def multi_token_names(
     names: Names, layer: int, hub: Sequence[Pair] = (), moved: tuple[str, str] = ("", "")
 ) -> MultiTokenNames:
-    """The names of a model and of a multi-token head with the modules of `llama.MultiTokenHead`.
+    """The names of a model and of a multi-token head with the modules enorm, hnorm, eh_proj, layer
+    and norm.
 
     names: those of the model with the layer of the head, whose index is `layer`. hub: the pairs of
-    the other modules on the hub, by default those of DeepSeek and GLM, where they are beside the
-    weights of that layer. moved: see `MultiTokenNames`. Copies of the model's embedding and output
-    head are ignored.
+    the other modules on the hub; by default they are beside the weights of that layer, with the
+    names of `HUB`. moved: see `MultiTokenNames`. Copies of the model's embedding and output head
+    are ignored.
     """
     path, nextn = f"model.layers.{layer}", f"blk.{layer}.nextn"
     pairs = [Pair(f"{path}.{theirs}", f"{MTP}.{ours}") for theirs, ours in HUB.items()]

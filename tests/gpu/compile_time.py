@@ -12,19 +12,13 @@ from __future__ import annotations
 
 import sys
 from time import perf_counter
-from typing import Any
 
-import torch
-import triton
-from tiny.cuda_kernels import cuda_kernels
-from tiny.empty_driver import empty_driver
+from gpu.compiled_model import compiled_model
 
 from ostro.core.engine import build
 from ostro.core.engine.compilation import run_all
 from ostro.core.engine.kernel_compiler import compile_launched
-from ostro.core.plugins.manager import PluginManager
 from ostro.plugins.conformance.kernels import fill_memory
-from ostro.plugins.conformance.parity import subject
 
 SHAPE = {
     "num_hidden_layers": 2,
@@ -38,21 +32,10 @@ SHAPE = {
 
 
 def main(name: str, quant: str, how: str = "threads") -> None:
-    if triton.knobs.runtime.interpret:
-        raise SystemExit("unset TRITON_INTERPRET")
-    torch.set_num_threads(1)
-    plugins = PluginManager()
-    plugins.load()
-    tiny = plugins.get("architectures", name).conformance.tiny
-    settings: dict[str, Any] = {"dtype": "bfloat16", "quant": None if quant == "none" else quant}
     with (
-        empty_driver(),
         fill_memory(0),
-        cuda_kernels(),
-        subject(plugins, name, config={**tiny, **SHAPE}) as made,
+        compiled_model(name, quant, SHAPE, rows=2048, blocks=512) as (loaded, engine, _),
     ):
-        loaded = made.load(**settings)
-        engine = made.engine(loaded, rows=2048, blocks=512, replay=True, **settings)
 
         def start() -> None:
             build.make_ready(engine, loaded)

@@ -13,17 +13,12 @@ from __future__ import annotations
 import statistics
 import sys
 from time import perf_counter
-from typing import Any
 
 import torch
-import triton
-from tiny.cuda_kernels import cuda_kernels
-from tiny.empty_driver import empty_driver
+from gpu.compiled_model import compiled_model
 
 from ostro.core.engine.runner import LaunchedStep, ModelRunner, standalone_sequence
 from ostro.core.engine.scheduler import Chunk, StepPlan
-from ostro.core.plugins.manager import PluginManager
-from ostro.plugins.conformance.parity import subject
 
 SHAPE = {
     "num_hidden_layers": 32,
@@ -39,20 +34,8 @@ ROWS, ROUNDS = 100, 15
 
 @torch.inference_mode()
 def main(name: str, quant: str) -> None:
-    if triton.knobs.runtime.interpret:
-        raise SystemExit("unset TRITON_INTERPRET")
-    torch.set_num_threads(1)
-    plugins = PluginManager()
-    plugins.load()
-    tiny = plugins.get("architectures", name).conformance.tiny
-    settings: dict[str, Any] = {"dtype": "bfloat16", "quant": None if quant == "none" else quant}
-    with (
-        empty_driver() as count_launches,
-        cuda_kernels(),
-        subject(plugins, name, config={**tiny, **SHAPE}) as made,
-    ):
-        loaded = made.load(**settings)
-        runner = made.engine(loaded, rows=600, blocks=256, replay=True, **settings).runner
+    with compiled_model(name, quant, SHAPE, rows=600, blocks=256) as (_, engine, count_launches):
+        runner = engine.runner
         runner.capture()
         runner.poisons = False
         captured = runner.prompt_buckets.plain

@@ -22,7 +22,12 @@ from ostro.plugins.conformance.parity import Subject, deviation, reinitialise, s
 from tiny.drafts import Free, Oracle
 
 Names = Mapping[str, str]
-"""The names of a head's parts in a checkpoint: enorm, hnorm, eh_proj, norm and layer."""
+"""The names of a head's parts in a checkpoint: enorm, hnorm, eh_proj, norm and layer, and those of
+copies of tables of the model.
+"""
+
+TABLES = {"embed_tokens": "model.embed_tokens.weight", "head": "lm_head.weight"}
+"""The tables of the model that some checkpoints contain once more, in the head."""
 
 QWEN = {
     "eh_proj": "mtp.fc",
@@ -95,7 +100,11 @@ def with_head(
         head, names = HEADS[name](tiny.reference)
         reinitialise(head, tiny.std, seed=5)
         file = tiny.folder / "model.safetensors"
-        save_file(load_file(file) | head.tensors(names), file, {"format": "pt"})
+        tensors = load_file(file) | head.tensors(names)
+        for part, table in TABLES.items():
+            if part in names:
+                tensors[f"{names[part]}.weight"] = tensors[table].clone()
+        save_file(tensors, file, {"format": "pt"})
         yield tiny, head
 
 
@@ -109,6 +118,7 @@ def nextn(reference: Any) -> tuple[ReferenceHead, Names]:
     """The head of DeepSeek-V3 and GLM-4 MoE."""
     path = f"model.layers.{reference.config.num_hidden_layers}"
     parts = {"eh_proj": "eh_proj", "enorm": "enorm", "hnorm": "hnorm", "norm": "shared_head.norm"}
+    parts |= {"embed_tokens": "embed_tokens", "head": "shared_head.head"}
     names = {ours: f"{path}.{theirs}" for ours, theirs in parts.items()} | {"layer": path}
     config = {"first_k_dense_replace": 0, "mlp_layer_types": ["sparse"]}
     return ReferenceHead(reference, **config), names

@@ -331,12 +331,15 @@ def test_held_rows_of_rejected_drafts_are_cut() -> None:
     assert not own.held
 
 
-def test_sequences_without_room_get_fewer_drafts(plugins: PluginManager) -> None:
-    """The blocks suffice for the answer, and the last of them for one draft."""
-    with with_head(plugins, "deepseek_v3") as (tiny, _):
-        engine = with_heads(tiny, blocks=2, max_seqs=1)
-        proposals = record_proposals(engine)
-        rules = Sampling(temperature=0, max_tokens=23, ignore_eos=True)
-        run(engine, [TokenRequest(id="a", tokens=tiny.prompt[:9], sampling=rules)])
-        assert proposals and not speculation_of(engine).failed
-        assert all(len(tokens) + len(drafts) <= 33 for tokens, drafts, _ in proposals)
+def test_sequences_without_room_get_one_draft(
+    pages_or_states: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one is computed without a row of the head."""
+    tiny, head = pages_or_states
+    engine = with_heads(tiny)
+    proposals = record_proposals(engine)
+    monkeypatch.setattr(engine.blocks, "grow_pages", lambda *args: False)
+    requests = requests_of(tiny)
+    assert run(engine, requests) == run(tiny.engine(rows=40, blocks=64, max_seqs=4), requests)
+    assert {len(drafts) for _, drafts, _ in proposals} == {1}
+    assert deviation_of(tiny, head, proposals) <= BAR

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -93,6 +95,30 @@ def test_a_head_that_lacks_a_tensor_is_refused(plugins: PluginManager) -> None:
         with pytest.raises(CheckpointError, match=r"mtp\.layer\.mlp\.up_proj"):
             tiny.load(speculate="heads")
         tiny.load()
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "glm4_moe"])
+def test_further_heads_are_ignored(name: str, plugins: PluginManager) -> None:
+    with with_head(plugins, name) as (tiny, _):
+        n = len(tiny.reference.model.layers)
+        old, new = {
+            "qwen3_5": ("mtp.layers.0.", "mtp.layers.1."),
+            "glm4_moe": (f"model.layers.{n}.", f"model.layers.{n + 1}."),
+        }[name]
+        file, config = tiny.folder / "model.safetensors", tiny.folder / "config.json"
+        tensors = load_file(file)
+        tensors |= {k.replace(old, new): t.clone() for k, t in tensors.items() if old in k}
+        save_file(tensors, file, {"format": "pt"})
+        stated = json.loads(config.read_text())
+        config.write_text(json.dumps(stated | {"num_nextn_predict_layers": 2}))
+        assert tiny.load(speculate="heads").nbytes > tiny.load().nbytes
+
+
+def test_a_head_is_quantized_with_its_model(plugins: PluginManager) -> None:
+    with with_head(plugins, "qwen3_5") as (tiny, _):
+        loaded = tiny.load(speculate="heads", quant="q8_0")
+    formats = {info.path: info.formats for info in loaded.layers if info.path.startswith("mtp.")}
+    assert formats and {*formats.values()} == {("Q8_0",)}
 
 
 def test_a_model_without_its_head_ignores_the_tensors(plugins: PluginManager) -> None:
