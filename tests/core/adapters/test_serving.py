@@ -167,6 +167,21 @@ def test_an_activated_adapter_applies_from_its_invocation_on(llama: Subject) -> 
     engine.close()
 
 
+def test_an_activated_adapter_applies_to_later_steps(llama: Subject) -> None:
+    """Chunks of the prompt and tokens of the answer, as in one step of all of them."""
+    engine = llama.engine(rows=16)
+    assert engine.registry is not None and engine.runner.adapter_pool is not None
+    engine.registry.add("late", adapter(llama, 1, 4, (90, 91)))
+    text = [*prompts(1, 20)[0], 90, 91, *prompts(2, 20)[1]]
+    mixture = asked(engine, text, late=1.0)
+    [answer] = greedy(engine, [text], 12, [mixture])
+    held = engine.runner.adapter_pool.acquire(mixture)
+    assert held is not None
+    logits = engine.runner.logits([*text, *answer], lease=held)
+    assert logits[len(text) - 1 : -1].argmax(-1).tolist() == answer
+    engine.close()
+
+
 def test_replacing_an_adapter_leaves_running_requests_unchanged(
     llama: Subject, engine_of: Build
 ) -> None:
