@@ -50,7 +50,7 @@ def find_model(settings: Settings, plugins: PluginManager) -> ServedModel:
     if not architecture.tasks:
         raise Unsupported(
             f"{path.name}: {architecture.name} cannot be served on its own; load a model that "
-            "contains it"
+            "contains it, or the model of an assistant: -m MODEL --speculate ASSISTANT"
         )
     model = ServedModel(
         settings=settings,

@@ -339,14 +339,32 @@ CORE: Mapping[str, Mapping[str, Change]] = {
             "self.rate += 0",
         ),
     },
+    "core/engine/assistant.py": {
+        "an-assistant-is-at-the-position-of-the-row-before": (
+            "replace(c, start=c.start + 1)",
+            "replace(c, start=c.start)",
+        ),
+        "an-assistant-exceeds-its-context": (
+            "or last >= self.context",
+            "or last > self.context",
+        ),
+    },
+    "core/engine/build_speculation.py": {
+        "an-assistant-reads-the-cache-of-another-device": (
+            "group.kind.device != draft.device",
+            "group.kind.device is None",
+        ),
+    },
+    "core/engine/computed_rows.py": {
+        "a-head-reads-the-memory-of-a-graph": (
+            "hidden = hidden.clone()",
+            "hidden = hidden",
+        ),
+    },
     "core/engine/multi_token.py": {
         "rows-of-rejected-drafts-are-computed": (
             "self.cut(start)",
             "pass",
-        ),
-        "a-head-reads-the-memory-of-a-graph": (
-            "hidden = hidden.clone()",
-            "hidden = hidden",
         ),
         "a-head-forgets-the-rows-of-an-answer": (
             "(own.has_prompt or own.drafted)",
@@ -703,6 +721,18 @@ MODELS: Mapping[str, Mapping[str, Change]] = {
     },
     "architectures/gemma2/model.py": {
         "other-layers-slide": ("return layer % 2 == 0", "return layer % 2 == 1"),
+    },
+    "architectures/gemma4/config.py": {
+        "keys-are-shared-with-the-first-layer-of-a-kind": (
+            "return max((i for i in range(self.first_shared)",
+            "return min((i for i in range(self.first_shared)",
+        ),
+    },
+    "architectures/gemma4_assistant/config.py": {
+        "an-assistant-reads-a-row-before-the-window": (
+            "return window - 1 if window else 0",
+            "return window",
+        ),
     },
     "architectures/whisper/alignment.py": {
         "short-audio-is-reflected": (

@@ -54,6 +54,7 @@ OTHERS: Mapping[str, Sequence[str]] = {
     "architectures": ["tests/bad_input/test_configs.py"],
     "architectures/bert": ["tests/architectures/test_xlm_roberta.py"],
     "architectures/deepseek_v2": ["tests/architectures/test_deepseek_v3.py"],
+    "architectures/gemma4_assistant": ["tests/core/engine/test_assistant.py"],
     "architectures/dia": ["tests/plugins/pipelines/test_speech.py"],
     "architectures/flux": ["tests/plugins/pipelines/test_image.py"],
     "architectures/whisper": ["tests/plugins/pipelines/transcription"],

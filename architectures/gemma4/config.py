@@ -85,10 +85,11 @@ class Config(WindowConfig):
         """The layer whose keys and values a layer reads: itself, or the last one of its kind with
         keys and values.
         """
-        if layer < self.first_shared:
-            return layer
-        kind = self.kind(layer)
-        return max(i for i in range(self.first_shared) if self.kind(i) == kind)
+        return layer if layer < self.first_shared else self.last_source(self.kind(layer))
+
+    def last_source(self, kind: str) -> int:
+        """The last layer of a kind with keys and values of its own; -1 without one."""
+        return max((i for i in range(self.first_shared) if self.kind(i) == kind), default=-1)
 
     def heads(self, layer: int) -> dict[str, int]:
         """The `head_dim` and `num_key_value_heads` of a layer."""
@@ -108,7 +109,7 @@ class Config(WindowConfig):
 
     def check(self) -> None:
         super().check()
-        check_sizes(self, "global_head_dim vocab_size_per_layer_input")
+        check_sizes(self, "global_head_dim")
         if self.sliding_window is None:
             raise ConfigError("sliding_window is missing")
         cap = self.final_logit_softcapping
@@ -122,6 +123,8 @@ class Config(WindowConfig):
         width, vocab = self.hidden_size_per_layer_input, self.vocab_size_per_layer_input
         if not 0 <= width < 1 << 20:
             raise ConfigError(f"hidden_size_per_layer_input={width} is not within 0..{1 << 20}")
+        if width:
+            check_sizes(self, "vocab_size_per_layer_input")
         if width and vocab < self.vocab_size:
             raise ConfigError(
                 f"vocab_size_per_layer_input={vocab} is below vocab_size={self.vocab_size}"
@@ -144,6 +147,11 @@ class Config(WindowConfig):
                 f"num_kv_shared_layers={shared} leaves no layer of each kind in layer_types with "
                 "keys and values of its own"
             )
+        self.check_heads()
+
+    def check_heads(self) -> None:
+        """Raise ConfigError for heads that do not fit each other, or those of their source."""
+        layers = self.num_hidden_layers
         for layer, own in (self.per_layer_config or {}).items():
             if not 0 <= layer_number(layer) < layers or not isinstance(own, Mapping):
                 raise ConfigError(f"per_layer_config has {layer!r:.40}, expected layers by number")

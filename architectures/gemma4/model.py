@@ -44,12 +44,12 @@ class Attention(nn.Attention):
             qk_norm="head",
             window=config.window(layer),
             scale=1.0,
-            shared=source != layer,
+            shared=layer >= config.first_shared,
         )
         self.spans = sliding and config.use_bidirectional_attention == "vision"
-        self.k_eq_v = config.attention_k_eq_v and not sliding
+        self.k_eq_v = config.attention_k_eq_v and not sliding and self.kv_heads > 0
         d = self.head_dim
-        if self.k_eq_v and self.kv_heads:
+        if self.k_eq_v:
             parts = {"q_proj": self.heads * d, "k_proj": self.kv_heads * d}
             self.qkv = nn.Linear(config.hidden_size, parts, bias=config.attention_bias)
         self.v_norm = nn.RMSNorm(d, config.rms_norm_eps, weight=False)

@@ -8,6 +8,7 @@ from typing import cast
 import torch
 
 from ostro.core.device import format_bytes
+from ostro.core.engine.assistant import AssistantProposer
 from ostro.core.engine.blocks import BlockManager, CacheGroup
 from ostro.core.engine.draft_model import DraftModel, check_vocabularies, draft_settings
 from ostro.core.engine.multi_token import MultiTokenProposer
@@ -15,10 +16,10 @@ from ostro.core.engine.runner import ModelRunner
 from ostro.core.engine.sampler import Sampler
 from ostro.core.engine.speculation import Proposer, Speculation
 from ostro.core.engine.vocabulary import read_vocabulary
-from ostro.core.errors import ModelNotFound, UsageError, nearest
+from ostro.core.errors import ConfigError, ModelNotFound, UsageError, nearest
 from ostro.core.load.model import LoadedModel
 from ostro.core.load.multi_token import HEADS
-from ostro.core.nn import MultiTokenHead, TokenModel
+from ostro.core.nn import AssistantModel, MultiTokenHead, TokenModel
 from ostro.core.ops import Target
 from ostro.core.placement.offload import with_storages
 from ostro.core.plugins.manager import PluginManager
@@ -69,17 +70,19 @@ def build_speculation(
         loaded.explain.append(f"multi-token head: {size} of weights")
         proposer = MultiTokenProposer(runner, head, seqs)
         return Speculation(proposer, seqs, vocab, plugins.explain, proposer.observe)
-    if loaded.draft is None:
+    draft = loaded.draft
+    if draft is not None and isinstance(draft.model, AssistantModel):
+        assistant = assistant_proposer(loaded, draft, draft.model, settings, plugins, runner)
+        return Speculation(assistant, seqs, vocab, plugins.explain, assistant.observe)
+    if draft is None:
         record = plugins.get("speculators", settings.speculate)
         proposer = resolve(record.proposer)(seqs, vocab)
     else:
         draft_blocks = BlockManager(draft_groups, runner.blocks.block)
-        check_draft(loaded, loaded.draft, settings, plugins, draft_blocks)
-        runner = draft_runner(
-            loaded.draft, settings, draft_blocks, rows, captured, captured_prompts
-        )
+        check_draft(loaded, draft, settings, plugins, draft_blocks)
+        runner = draft_runner(draft, settings, draft_blocks, rows, captured, captured_prompts)
         proposer = DraftModel(runner, seqs, rows, vocab)
-        size = format_bytes(loaded.draft.nbytes)
+        size = format_bytes(draft.nbytes)
         loaded.explain.append(f"draft model {settings.speculate}: {size} of weights")
     return Speculation(proposer, seqs, vocab, plugins.explain)
 
@@ -89,6 +92,35 @@ def head_of(loaded: LoadedModel) -> MultiTokenHead:
     head = loaded.model.mtp
     assert isinstance(head, MultiTokenHead), "`add_head` adds it"
     return head
+
+
+def assistant_proposer(
+    loaded: LoadedModel,
+    draft: LoadedModel,
+    assistant: AssistantModel,
+    settings: Settings,
+    plugins: PluginManager,
+    runner: ModelRunner,
+) -> AssistantProposer:
+    """The proposer of `assistant`, the model of `draft`. `runner` is that of its target.
+
+    Raises UsageError if it is an assistant of other models, or on another device than the K/V.
+    """
+    name = settings.speculate or ""
+    try:
+        sources = assistant.sources(loaded.config)
+    except ConfigError as error:
+        raise UsageError(f"--speculate {name} is an assistant of other models: {error}") from error
+    check_same_vocabulary(loaded, draft, settings, plugins)
+    groups = [group for group in runner.blocks.groups if {*sources} & {*group.layers}]
+    if any(group.kind.device != draft.device for group in groups):
+        raise UsageError(
+            f"--speculate {name}: it is on {draft.device}, and the KV cache that it reads is not; "
+            "place the whole model there, or use ngram"
+        )
+    size, read = format_bytes(draft.nbytes), " and ".join(map(str, sorted({*sources})))
+    loaded.explain.append(f"assistant {name}: {size} of weights, reads the K/V of layers {read}")
+    return AssistantProposer(runner, assistant, sources, draft.context, settings.max_seqs)
 
 
 def check_draft(
@@ -107,6 +139,14 @@ def check_draft(
             f"--speculate {name}: a draft model must not read media by cross attention; choose "
             "another one"
         )
+    check_same_vocabulary(loaded, draft, settings, plugins)
+
+
+def check_same_vocabulary(
+    loaded: LoadedModel, draft: LoadedModel, settings: Settings, plugins: PluginManager
+) -> None:
+    """Raise UsageError if a model has another vocabulary than the one that drafts for it."""
+    name = settings.speculate or ""
     check_vocabularies(
         read_vocabulary(loaded, settings, plugins, ()),
         read_vocabulary(draft, draft_settings(settings, name), plugins, ()),

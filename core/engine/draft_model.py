@@ -169,7 +169,7 @@ class DraftModel:
 def draft_settings(settings: Settings, reference: str) -> Settings:
     """The settings of a draft model beside those of its target."""
     shared = {name: getattr(settings, name) for name in FIELDS}
-    return replace(Settings(reference=reference, task="text"), **shared)
+    return replace(Settings(reference=reference), **shared)
 
 
 def check_vocabularies(target: Vocabulary, draft: Vocabulary, name: str) -> None:

@@ -16,6 +16,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from ostro.core.engine.computed_rows import computed_rows
 from ostro.core.engine.layout import paged_metadata
 from ostro.core.engine.location import runs_model
 from ostro.core.engine.runner import LaunchedStep, ModelRunner, flat_positions
@@ -97,22 +98,17 @@ class MultiTokenProposer:
     @torch.inference_mode()
     def observe(self, launched: LaunchedStep) -> None:
         """Keep the hidden states of a launched step."""
-        hidden, launched.hidden = launched.hidden, None
-        if hidden is None:
+        observed = list(computed_rows(launched))
+        if not observed:
             return
-        hidden = hidden.clone()  # a captured step writes to the same memory again
-        chunks = launched.plan.chunks
-        starts = [i for i, chunk in enumerate(chunks) if chunk.draft is None]
-        ends = [0, *accumulate(chunk.count for chunk in chunks)]
-        # The tokens after these rows are known by now.
+        # The tokens after the rows of prompts are known by now.
         self.compute(s for s in self.sequences if s is not None and s.has_prompt)
-        for first, stop in zip(starts, [*starts[1:], len(chunks)], strict=True):
-            chunk = chunks[first]
-            own = self.sequences[chunk.sequence.row]
+        for rows in observed:
+            row = rows.sequence.row
+            own = self.sequences[row]
             if own is None:
-                own = HeadSequence(chunk.sequence, chunk.start)
-                self.sequences[chunk.sequence.row] = own
-            own.hold(chunk.start, hidden[ends[first] : ends[stop]], chunk.count > 1)
+                own = self.sequences[row] = HeadSequence(rows.sequence, rows.start)
+            own.hold(rows.start, rows.hidden, rows.is_prompt)
 
     @ordinary_errors()
     @runs_model

@@ -43,7 +43,7 @@ from ostro.core.load.open import find
 from ostro.core.load.pooling import read_pooling
 from ostro.core.messages.commands import ModelSpec
 from ostro.core.messages.requests import DEFAULT
-from ostro.core.nn import EncoderModel, JobModel, Model, TokenModel
+from ostro.core.nn import AssistantModel, EncoderModel, JobModel, Model, TokenModel
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import ProgressCallback, Settings
 from ostro.core.threads import THREADS
@@ -216,6 +216,15 @@ def open_weights(
             draft.close()
         raise
     loaded.draft = draft
+    if (
+        draft is not None
+        and isinstance(draft.model, AssistantModel)
+        and draft.dtype != loaded.dtype
+    ):
+        # It computes with hidden states and K/V of the model.
+        draft.close()
+        dtype = str(loaded.dtype).removeprefix("torch.")
+        loaded.draft = open_draft_model(settings, plugins, report, check, dtype)
     return loaded
 
 
@@ -224,13 +233,14 @@ def open_draft_model(
     plugins: PluginManager,
     report: ProgressCallback | None,
     check: Callable[[ModelOutline], None] | None,
+    dtype: str = "auto",
 ) -> LoadedModel | None:
     """The draft model of --speculate, if it names one. Raises UsageError for an unknown name."""
     draft = draft_model_settings(settings, plugins)
     if draft is None:
         return None
     try:
-        return open_own_weights(draft, plugins, report, check)
+        return open_own_weights(replace(draft, dtype=dtype), plugins, report, check)
     except ModelNotFound as error:
         raise no_speculator(draft.reference or "", plugins, error) from error
 
@@ -263,7 +273,7 @@ def open_own_weights(
 def overflows(loaded: LoadedModel, settings: Settings, plugins: PluginManager) -> bool:
     """Whether the outputs of a model contain NaN or Inf in float16; False in another dtype.
 
-    Job models have no outputs to check without a job.
+    Job models have no outputs to check without a job, assistants none without their target.
     """
     if loaded.dtype != torch.float16 or is_job_model(loaded, settings):
         return False

@@ -121,7 +121,7 @@ def add_head(
     if architecture.mtp is None or architecture.mtp_names is None:
         raise UsageError(
             f"--speculate {HEADS}: multi-token heads of {architecture.name} are not implemented; "
-            "use ngram or a draft model"
+            "use ngram, a draft model, or the assistant that some models have"
         )
     names: Names = resolve(architecture.mtp_names)(config)
     if not any(item.name.startswith(f"{MTP}.") for item in names.read(container.tensors, space)[0]):

@@ -11,12 +11,20 @@ from ostro.core.nn.filters import Filters
 from ostro.core.nn.latent import LatentAttention
 from ostro.core.nn.linear import Delta, Linear
 from ostro.core.nn.mlp import MLP, GatedMLP
-from ostro.core.nn.model import EncoderModel, JobModel, Model, MultiTokenHead, TokenModel
+from ostro.core.nn.model import (
+    AssistantModel,
+    EncoderModel,
+    JobModel,
+    Model,
+    MultiTokenHead,
+    TokenModel,
+)
 from ostro.core.nn.norm import LayerNorm, RMSNorm
 from ostro.core.nn.rope import Rope
 
 __all__ = [
     "MLP",
+    "AssistantModel",
     "Attention",
     "CachedLayer",
     "CrossAttention",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 from torch.nn import Module
@@ -86,6 +86,30 @@ class MultiTokenHead(Module):
         own head.
         """
         return model.logits(hidden, ROWS)
+
+
+class AssistantModel(Model):
+    """A small checkpoint that proposes tokens for a model, its target, and reads its K/V (Gemma 4).
+
+    It has no cache. Its first pass reads the embedding of the last token and the hidden states of
+    the token before it; further passes read the token that was proposed and their own hidden
+    states. All of them are at the position of the last token, whose K/V does not exist yet.
+    """
+
+    @abstractmethod
+    def sources(self, target: Any) -> Sequence[int]:
+        """The layers of a target with the config `target` whose K/V its layers read, in order.
+
+        Raises ConfigError if it is an assistant of other models.
+        """
+
+    @abstractmethod
+    def forward(self, embeddings: Tensor, hidden: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+        """embeddings [T, d] of the target, hidden states [T, d] of the target, after its final
+        norm, or of this model -> the most likely next tokens [T] int64, hidden states [T, d].
+
+        `step.caches` has the K/V that each layer reads.
+        """
 
 
 class JobModel(Model):

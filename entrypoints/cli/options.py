@@ -295,8 +295,9 @@ def add_engine_options(group: argparse._ArgumentGroup) -> None:
         "--speculate",
         metavar="NAME|heads|REF",
         help="speculative decoding: ngram proposes tokens that followed the last ones before, a "
-        "smaller model of the same family those that it would generate, heads those of the "
-        "checkpoint's multi-token head (MTP); answers stay the same (default: off)",
+        "smaller model of the same family, or Gemma 4's assistant, those that it would generate, "
+        "heads those of the checkpoint's multi-token head (MTP); answers stay the same "
+        "(default: off)",
     )
     add(
         "--deterministic",

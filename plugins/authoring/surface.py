@@ -51,6 +51,7 @@ PROVISIONAL = (
     "TokenizerSource",
     "multi_token_names",
     "new_id",
+    "nn.AssistantModel",
     "nn.MultiTokenHead",
     "nn.RecurrentLayer",
 )

@@ -10,11 +10,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 from gpu.comparison import ON_GPU, error, pick
+from tiny import assistants
 from tiny.drafts import LENGTH, Oracle, requests_of, run, speculating, whole
 from tiny.heads import deviation_of, record_proposals, speculation_of, with_head
 from torch import Tensor
@@ -23,6 +25,7 @@ from ostro.core.adapters.adapter import EMPTY, Mixture
 from ostro.core.engine.buckets import Bucket, DecodeBucket, PromptBucket
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.start import open_engine
+from ostro.core.load.model import load_model
 from ostro.core.messages.commands import ModelSpec
 from ostro.core.messages.outputs import TokenOutput
 from ostro.core.messages.requests import AdapterRef, Sampling, TokenRequest
@@ -228,6 +231,28 @@ def test_multi_token_heads(name: str) -> None:
         assert len(proposals) > LENGTH and not speculation_of(engine).failed
         on_host = [(tokens, drafts, logits.cpu()) for tokens, drafts, logits in proposals]
         assert deviation_of(model, head, on_host) <= RED
+
+
+@pytest.mark.parametrize("fields", [{}, assistants.ORDERED])
+def test_assistants(fields: dict[str, Any], tmp_path: Path) -> None:
+    """As `test_multi_token_heads`: the assistant of a model with windows."""
+    plugins = PluginManager()
+    plugins.load()
+    with subject(plugins, "gemma4") as model:
+        assistant = assistants.assistant_of(model.reference, tmp_path, **fields)
+        options = {"device": DEVICE.type, "replay": not ON_GPU, "deterministic": True}
+        wanted = run(model.engine(blocks=64, max_seqs=4, **options), requests_of(model))
+        loaded = model.load(device=DEVICE.type)
+        settings = Settings(device=DEVICE.type, dtype="float32")
+        loaded.draft = load_model(tmp_path, settings, plugins)
+        speculate = {"speculate": str(tmp_path), **options}
+        engine = model.engine(loaded, rows=64, blocks=64, max_seqs=4, **speculate)
+        engine.runner.capture()
+        proposals = assistants.record_proposals(engine)
+        assert run(engine, requests_of(model)) == wanted
+        assert len(proposals) > LENGTH and not assistants.speculation_of(engine).failed
+        on_host = [(tokens, drafts, hidden.cpu()) for tokens, drafts, hidden in proposals]
+        assert assistants.deviation_of(model.reference, assistant, on_host) <= RED
 
 
 def test_preempted_requests_run_again(tmp_path: Path) -> None:

@@ -4,15 +4,16 @@ python tests/peers/speculation_speed.py pair [--shape llama|qwen3_5] [--agree 0.
     [--streams 1,8] [--runs 5]
 python tests/peers/speculation_speed.py heads --shape qwen3_5|qwen3_5_2b [--agree 0.7,0.3]
     [--streams 1,8] [--runs 5]
+python tests/peers/speculation_speed.py assistant [--agree 0.7,0.3] [--streams 1,8] [--runs 5]
 python tests/peers/speculation_speed.py text -m FILE [--speculate ngram] [--streams 1,8]
 
 `pair` makes a model of the size of Qwen 3 0.6B, or of Qwen3.5 0.8B, three of whose four layers have
 recurrent states, and a draft model of an eighth of its weights. Their layers add zeros, and their
 heads map each token to the next one of a permutation, on which the two agree for a share of the
 tokens. `heads` gives a model of the size of Qwen3.5 0.8B or 2B a multi-token head instead, and
-compares it with an engine without one. `text` lets a model correct a text. Requests with and
-without drafts alternate; prints tokens per second, the ratio to those without, and the accepted
-tokens.
+compares it with an engine without one. `assistant` makes a model of the size of Gemma 4 E2B, whose
+assistant has clusters of tokens. `text` lets a model correct a text. Requests with and without
+drafts alternate; prints tokens per second, the ratio to those without, and the accepted tokens.
 """
 
 from __future__ import annotations
@@ -36,12 +37,16 @@ from torch import Tensor
 import ostro
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.start import open_engine
+from ostro.core.load.weights import slots
 from ostro.core.messages.commands import ModelSpec
 from ostro.core.messages.requests import DEFAULT, Sampling, TokenRequest
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.records import Settings, resolve
 
 VOCAB = 151_936
+CLUSTER_BITS = 11
+"""Of 2,048 clusters."""
+
 Config = Mapping[str, Any]
 CONFIG: Config = {
     "vocab_size": VOCAB,
@@ -163,15 +168,21 @@ def write_model(folder: Path, config: Config, following: Tensor, seed: int) -> P
 
 def write_pair(folder: Path, config: Config, agree: float) -> tuple[Path, Path]:
     """A model and its draft model, which agree on a share of the tokens."""
-    generator = torch.Generator().manual_seed(0)
-    order = torch.randperm(VOCAB, generator=generator)
-    following = torch.empty_like(order)
-    following[order] = order.roll(-1)  # one cycle through all tokens
-    other = following.clone()
-    wrong = torch.nonzero(torch.rand(VOCAB, generator=generator) > agree)[:, 0]
-    other[wrong] = following[wrong].roll(1)
+    following, other = permutations(VOCAB, agree)
     target = write_model(folder / "target", config, following, 1)
     return target, write_model(folder / "draft", DRAFT, other, 2)
+
+
+def permutations(vocab: int, agree: float) -> tuple[Tensor, Tensor]:
+    """Two permutations of all tokens that agree on a share of them; the first is one cycle."""
+    generator = torch.Generator().manual_seed(0)
+    order = torch.randperm(vocab, generator=generator)
+    following = torch.empty_like(order)
+    following[order] = order.roll(-1)
+    other = following.clone()
+    wrong = torch.nonzero(torch.rand(vocab, generator=generator) > agree)[:, 0]
+    other[wrong] = following[wrong].roll(1)
+    return following, other
 
 
 def write_head(folder: Path, config: Config, agree: float) -> Path:
@@ -180,9 +191,7 @@ def write_head(folder: Path, config: Config, agree: float) -> Path:
     The head's linear passes the embedding on, mixed with a random rotation of it: the larger its
     part, the more tokens are nearer to the result than the right one.
     """
-    order = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(0))
-    following = torch.empty_like(order)
-    following[order] = order.roll(-1)
+    following, _ = permutations(VOCAB, agree)
     made = write_model(folder / "target", config, following, 1)
     generator, wide = torch.Generator().manual_seed(3), config["hidden_size"]
     tensors = load_file(made / "model.safetensors")
@@ -206,6 +215,82 @@ def write_head(folder: Path, config: Config, agree: float) -> Path:
         tensors[f"mtp.layers.0.{name}"] = values
     save_file(tensors, made / "model.safetensors")
     return made
+
+
+def random_weights(config: Config, seed: int) -> dict[str, Tensor]:
+    """The tensors of a Gemma 4 model or assistant whose layers compute, and add zeros."""
+    generator = torch.Generator().manual_seed(seed)
+    plugins = PluginManager()
+    plugins.load(Settings())
+    [record] = (
+        record
+        for record in plugins.collect("architectures").values()
+        if config["architectures"][0] in record.classes
+    )
+    own = resolve(record.config).from_hf(config)
+    names = resolve(record.names)(own)
+    with torch.device("meta"):
+        made = list(slots(resolve(record.model)(own)))
+    tensors = {}
+    for slot in made:
+        ours = slot.name if slot.kind == "tensor" else f"{slot.name}.weight"
+        adds = ours.endswith(("o_proj.weight", "down_proj.weight", "per_layer_projection.weight"))
+        if len(slot.shape) < 2:
+            values = torch.ones(slot.shape, dtype=torch.bfloat16)
+        elif adds or "embed_tokens_per_layer" in ours:
+            values = torch.zeros(slot.shape, dtype=torch.bfloat16)
+        else:
+            values = torch.randn(slot.shape, generator=generator).bfloat16()
+        tensors[names.write(ours).theirs] = values
+    return tensors
+
+
+def write_assistant(folder: Path, agree: float) -> tuple[Path, Path]:
+    """A model of the size of Gemma 4 E2B and an assistant that agrees on a share of the tokens.
+
+    The first projection of the assistant passes on a part of each embedding of the model. Tokens of
+    which it has the same signs are a cluster.
+    """
+    config = json.loads((Path(__file__).with_name("shapes") / "gemma-4-e2b.json").read_text())
+    config["tie_word_embeddings"] = False
+    target = random_weights(config, 1)
+    vocab, wide, part = config["vocab_size"], config["hidden_size"], 256
+    following, other = permutations(vocab, agree)
+    table = target["model.embed_tokens.weight"]
+    target["lm_head.weight"] = torch.empty_like(table)
+    target["lm_head.weight"][following] = table / 64  # the cap of logits keeps them apart
+    text = {
+        **config,
+        **{"hidden_size": part, "intermediate_size": 2048, "num_hidden_layers": 4},
+        **{"num_attention_heads": 4, "num_kv_shared_layers": 4, "tie_word_embeddings": True},
+        **{"hidden_size_per_layer_input": 0, "use_double_wide_mlp": False},
+        "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+    }
+    own = {
+        "architectures": ["Gemma4AssistantForCausalLM"],
+        "model_type": "gemma4_assistant",
+        "backbone_hidden_size": wide,
+        "use_ordered_embeddings": True,
+        "text_config": text,
+    }
+    assistant = random_weights(own, 2)
+    vectors = torch.empty(vocab, part, dtype=torch.bfloat16)
+    vectors[other] = table[:, :part]
+    signs = (vectors[:, :CLUSTER_BITS] > 0).long() @ 2 ** torch.arange(CLUSTER_BITS)
+    order = signs.argsort()
+    clusters = vectors[order].view(2**CLUSTER_BITS, -1, part)
+    assistant |= {
+        "model.embed_tokens.weight": vectors,
+        "pre_projection.weight": torch.eye(2 * wide)[:part].bfloat16(),
+        "masked_embedding.token_ordering": order,
+        "masked_embedding.centroids.weight": clusters.float().mean(1).bfloat16(),
+    }
+    folders = folder / "target", folder / "assistant"
+    for made, tensors, stated in zip(folders, (target, assistant), (config, own), strict=True):
+        made.mkdir()
+        save_file(tensors, made / "model.safetensors")
+        (made / "config.json").write_text(json.dumps(stated))
+    return folders
 
 
 def rate_of(
@@ -271,7 +356,7 @@ def prompts_of(streams: int) -> list[list[int]]:
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("pair", "heads", "text"))
+    parser.add_argument("what", choices=("pair", "heads", "assistant", "text"))
     parser.add_argument("-m", "--model")
     parser.add_argument("--shape", choices=SHAPES, default="llama")
     parser.add_argument("--speculate", default="ngram")
@@ -293,6 +378,9 @@ def main(words: Sequence[str] | None = None) -> None:
         with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
             if heads:
                 target, draft = str(write_head(Path(folder), SHAPES[shape], agree)), "heads"
+            elif args.what == "assistant":
+                shape = "gemma-4-e2b"
+                target, draft = map(str, write_assistant(Path(folder), agree))
             else:
                 target, draft = map(str, write_pair(Path(folder), SHAPES[shape], agree))
             settings = Settings(reference=target, speculate=draft, quant=args.quant, context=2048)
