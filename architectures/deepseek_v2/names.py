@@ -37,7 +37,7 @@ GGUF = (
 def names(config: Config) -> ExpertNames:
     """GGUF files hold k_b and v_b, the former transposed; files from before 2025 hold kv_b.
 
-    The multi-token prediction layer after the last layer (V3) is ignored.
+    The multi-token prediction layer after the last layer (V3), in UQFF files `mtp`, is ignored.
     """
     last = config.num_hidden_layers
     heads, k, v = config.num_attention_heads, config.qk_nope_head_dim, config.v_head_dim
@@ -56,7 +56,10 @@ def names(config: Config) -> ExpertNames:
         ),
         experts=config.n_routed_experts,
         stacks=STACKS,
-        ignore=(*Names.ignore, f"model.layers.{last}.{{any}}", f"blk.{last}.{{any}}"),
+        ignore=(
+            *(*Names.ignore, "mtp.{any}"),
+            *(f"model.layers.{last}.{{any}}", f"blk.{last}.{{any}}"),
+        ),
     )
 
 

@@ -1,4 +1,6 @@
-"""GLM-4 MoE's names; the multi-token prediction layers after the last layer are ignored."""
+"""GLM-4 MoE's names; multi-token prediction layers are ignored: those after the last layer,
+and in UQFF files `mtp`.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +33,7 @@ def names(config: Config) -> ExpertNames:
         stacks=mixtral.STACKS,
         ignore=(
             *Names.ignore,
+            "mtp.{any}",
             *(f"model.layers.{i}.{{any}}" for i in further),
             *(f"blk.{i}.{{any}}" for i in further),
         ),

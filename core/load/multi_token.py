@@ -91,8 +91,9 @@ def multi_token_names(
     """
     path, nextn = f"model.layers.{layer}", f"blk.{layer}.nextn"
     pairs = [Pair(f"{path}.{theirs}", f"{MTP}.{ours}") for theirs, ours in HUB.items()]
+    linears = [Pair(name, name) for name in (LAYER, f"{MTP}.eh_proj")]
     return MultiTokenNames(
-        hub=hub or pairs,
+        hub=[*(hub or pairs), *linears],  # UQFF files have the names of the tree for linears
         gguf=[Pair(f"{nextn}.{theirs}", f"{MTP}.{ours}") for theirs, ours in GGUF.items()],
         model=names,
         path=path,

@@ -32,9 +32,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from ostro.core.load.multi_token import HEADS
     from ostro.core.plugins.manager import PluginManager
 
     settings, plugins = parse_settings(args), PluginManager()
+    if settings.speculate not in (None, HEADS):
+        raise UsageError(
+            f"--speculate {settings.speculate}: expected {HEADS}, which writes the multi-token "
+            "head of the checkpoint; quantize a draft model or an assistant on its own"
+        )
     plugins.load(settings, args.plugin)
     names = (settings.quant or "").split(",")
     for name in names:

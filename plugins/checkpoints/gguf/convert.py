@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ostro import TokenizerSource, TokenizerWriter, resolve
+from ostro import TokenizerSource, TokenizerWriter, nn, resolve
 from ostro.checkpoints import GGML_BY_NAME as BY_NAME
 from ostro.checkpoints import JoinedContainer, Maker, Saving
 from ostro.errors import CheckpointError, Unsupported
@@ -51,6 +51,10 @@ class Converted:
         keys = config_keys(found.architecture, found.config, raw, saving.plugins)
         media = {key: value for key, value in keys.items() if key.startswith(CLIP)}
         self.keys = {key: value for key, value in keys.items() if key not in media}
+        if isinstance(getattr(found.model, "mtp", None), nn.MultiTokenHead):
+            name = self.keys[ARCHITECTURE]
+            self.keys[f"{name}.block_count"] += 1
+            self.keys[f"{name}.nextn_predict_layers"] = 1
         turning = self.keys.get(f"{self.keys[ARCHITECTURE]}.rope.dimension_count", 0)
         self.extra = rope_tensors(text_config(found.config), turning)
         self.projector = MediaProjector(self.conversion, media) if media else None

@@ -95,6 +95,7 @@ def test_a_full_disk_leaves_nothing_behind(
         (["--quant", "f8q8"], Unsupported, "is not a ggml format"),
         ([], UsageError, "no format to quantize to"),
         (["--quant", "q8_0", "--to", "tar"], UsageError, "unknown file format"),
+        (["--quant", "q8_0", "--speculate", "ngram"], UsageError, "ngram: expected heads, which"),
     ],
 )
 def test_what_cannot_be_is_refused(
