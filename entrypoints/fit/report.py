@@ -17,6 +17,7 @@ from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import ProgressCallback, Settings
 from ostro.core.threads import THREADS
 from ostro.entrypoints.fit.bandwidth import measure_bandwidth
+from ostro.entrypoints.fit.draft import draft_of
 from ostro.entrypoints.fit.room import Cache, Growth, cache_of, growths, room_of
 from ostro.entrypoints.fit.weights import Weights, weigh
 
@@ -47,6 +48,8 @@ class Fit:
 class FitReport:
     """All estimates. Sizes are in bytes, `bandwidth` in bytes per second.
 
+    draft: the weights of the draft model of --speculate. Its KV cache is included in all sizes of
+    KV caches.
     contexts: bytes of the KV cache in `kv_dtype`, by context and number of sequences, as far as
     they fit beside the weights of `example`, the largest format that fits.
     """
@@ -57,6 +60,7 @@ class FitReport:
     dtype: str
     kv_dtype: str
     free: int
+    draft: int
     bandwidth: float
     fits: Sequence[Fit]
     growths: Sequence[Growth]
@@ -87,11 +91,13 @@ def report_of(
     plugins: PluginManager,
     progress: ProgressCallback,
 ) -> FitReport:
-    free, cache = free_bytes(found.device), cache_of(found, path, settings, plugins)
+    draft = draft_of(found, settings, plugins)
+    free, cache = free_bytes(found.device), cache_of(found, path, settings, plugins, draft.kinds)
     every = weigh(found, Sizes(found, settings, plugins), plugins, progress)
     progress("measuring the memory bandwidth", 0, 0)
     bandwidth = measure_bandwidth(found.device)
-    fits = [fit(weights, free, bandwidth, cache, found, settings) for weights in every]
+    left = max(0, free - draft.nbytes)
+    fits = [fit(weights, left, bandwidth, cache, found, settings) for weights in every]
     example = next((each for each in fits if each.room and each.streams), None)
     return FitReport(
         model=title_of(settings, path),
@@ -100,9 +106,10 @@ def report_of(
         dtype=str(found.dtype).removeprefix("torch."),
         kv_dtype=settings.kv_dtype,
         free=free,
+        draft=draft.nbytes,
         bandwidth=bandwidth,
         fits=fits,
-        growths=list(growths(found, path, settings, plugins)) if cache.kinds else [],
+        growths=list(growths(found, path, settings, plugins, draft.kinds)) if cache.kinds else [],
         example=example.weights.name if example else None,
         contexts=contexts(cache, example.room) if example else {},
     )

@@ -67,8 +67,17 @@ class Cache:
         return Growth(name=name, per_1000=1000 * per_block // self.block, fixed=fixed)
 
 
-def cache_of(found: ModelOutline, path: Path, settings: Settings, plugins: PluginManager) -> Cache:
-    """Return the caches of an outline's model. Raises Unsupported for a dtype it cannot have."""
+def cache_of(
+    found: ModelOutline,
+    path: Path,
+    settings: Settings,
+    plugins: PluginManager,
+    draft: Sequence[CacheKind] = (),
+) -> Cache:
+    """Return the caches of an outline's model, and those of its draft model.
+
+    Raises Unsupported for a dtype it cannot have.
+    """
     block = BLOCK[found.device.type]
     unread = LoadedModel(
         **vars(found),
@@ -78,17 +87,21 @@ def cache_of(found: ModelOutline, path: Path, settings: Settings, plugins: Plugi
         placement=Placement(found.model, found.device),
     )
     kinds = [kind for kind, _ in cache_kinds(unread, settings, plugins, block)]
-    return Cache(kinds, unread.context, ROWS[found.device.type], block)
+    return Cache([*kinds, *draft], unread.context, ROWS[found.device.type], block)
 
 
 def growths(
-    found: ModelOutline, path: Path, settings: Settings, plugins: PluginManager
+    found: ModelOutline,
+    path: Path,
+    settings: Settings,
+    plugins: PluginManager,
+    draft: Sequence[CacheKind],
 ) -> Iterator[Growth]:
     """Yield the size of the KV cache in each dtype that the model supports."""
     for name in ("auto", *QUANTIZED_KV):
         with suppress(Unsupported):
             changed = replace(settings, kv_dtype=name)
-            yield cache_of(found, path, changed, plugins).growth(name)
+            yield cache_of(found, path, changed, plugins, draft).growth(name)
 
 
 def room_of(settings: Settings, device: torch.device, free: int) -> int:

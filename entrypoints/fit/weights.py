@@ -10,6 +10,7 @@ from typing import Any
 from torch.nn import Module
 
 from ostro.core.load.describe import ModelOutline
+from ostro.core.load.multi_token import MTP
 from ostro.core.load.quantize import Maker, QuantizationPlan, makers
 from ostro.core.load.sizes import Sizes
 from ostro.core.nn import CachedLayer, Embedding, Head, Linear, Model
@@ -73,7 +74,7 @@ def weigh_as(
 ) -> Weights:
     """Return the size of a model's weights under a plan, or as stored without a plan."""
     nbytes, read, count = 0, 0, 0
-    idle = encoder_prefixes(found.model)
+    idle = [*encoder_prefixes(found.model), f"{MTP}."]
     for path, module in found.model.named_modules():
         if not isinstance(module, Linear | Embedding | ExpertLinear):
             continue

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from tiny.assistants import assistant_of
+from tiny.heads import with_head
 from tiny.model import CONFIG, make_gguf, make_model, make_weights
 
 from ostro.architectures.mamba2 import WIDE as MAMBA2
@@ -190,6 +192,60 @@ def test_estimated_cache_sizes_match_the_engine(
     blocks = min(-(-250 // 64) + 1, 3)
     each = sum(s.nbytes // s.shape[1] for s in states)
     assert growths[kind]["fixed"] == blocks * each and (not states) == (each == 0)
+
+
+def test_a_draft_model_takes_memory(
+    fitted: Fitted, loaded: Callable[..., LoadedModel], models: dict[str, str]
+) -> None:
+    """For its weights as they are stored, and for its KV cache in floats."""
+    plain, draft = fitted("llama", "--quant", "q8_0"), fitted("half")
+    found = fitted("llama", "--quant", "q8_0", "--speculate", models["half"])
+    assert found["draft"] == loaded("half", dtype="bfloat16").nbytes and not plain["draft"]
+    own, its = (
+        {each["name"]: each["per_1000"] for each in fit["growths"]} for fit in (plain, draft)
+    )
+    half = its["auto"] // 2  # `fitted` computes in float32
+    assert {each["name"]: each["per_1000"] for each in found["growths"]} == {
+        name: nbytes + half for name, nbytes in own.items()
+    }
+    assert found["fits"]["q8_0"]["weights"] == plain["fits"]["q8_0"]["weights"]
+    small = ("--memory", "2MB", "--context", "256")
+    streams = [
+        fitted("llama", *small, *more)["fits"]["as stored"]["streams"]
+        for more in ((), ("--speculate", models["half"]))
+    ]
+    assert streams[0] > streams[1] > 0
+
+
+def test_an_assistant_takes_memory_for_weights_alone(
+    fitted: Fitted, models: dict[str, str], plugins: PluginManager, tmp_path: Path
+) -> None:
+    """In the dtype of its target."""
+    with subject(plugins, "gemma4") as target:
+        assistant = assistant_of(target.reference, tmp_path)
+        assistant.bfloat16().save_pretrained(tmp_path)
+        models["gemma4"] = str(target.folder)
+        plain, found = fitted("gemma4"), fitted("gemma4", "--speculate", str(tmp_path))
+    settings = Settings(device="cpu", dtype="float32")
+    assert found["draft"] == load_model(tmp_path, settings, plugins).nbytes
+    assert found["growths"] == plain["growths"]
+
+
+def test_a_multi_token_head_takes_memory_but_no_time(
+    fitted: Fitted, models: dict[str, str], plugins: PluginManager
+) -> None:
+    with with_head(plugins, "glm4_moe") as (target, _):
+        models["glm4_moe"] = str(target.folder)
+        plain, found = fitted("glm4_moe"), fitted("glm4_moe", "--speculate", "heads")
+        nbytes = target.load(speculate="heads").nbytes
+    weights, before = (each["fits"]["as stored"]["weights"] for each in (found, plain))
+    assert weights["nbytes"] == nbytes > before["nbytes"] and weights["read"] == before["read"]
+    assert found["growths"][0]["per_1000"] > plain["growths"][0]["per_1000"]
+
+
+def test_an_unknown_speculator_is_refused(ostro: Any, models: dict[str, str]) -> None:
+    ran = ostro("fit", "-m", models["llama"], "--speculate", "ngrams")
+    assert ran.code and "no such speculator; nearest: ngram" in ran.err
 
 
 @pytest.mark.parametrize("name", ["llama", "mamba2"])
