@@ -257,8 +257,9 @@ def test_an_error_in_a_stream_is_a_line(server: Running, monkeypatch: pytest.Mon
 def test_a_client_that_leaves_aborts_its_request(
     server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server.echo, "step_seconds", 0.05)  # 200 s in all
-    body = {**HI, "messages": [{"role": "user", "content": "a" * 4000}]}
+    # 100 s in all: the prompt leaves room for an answer as long as itself.
+    monkeypatch.setattr(server.echo, "step_seconds", 0.05)
+    body = {**HI, "messages": [{"role": "user", "content": "a" * 2000}]}
     with server.http.stream("POST", CHAT, json=body) as answer:
         first = next(answer.iter_lines())
         assert server.echo.live, first
