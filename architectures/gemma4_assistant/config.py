@@ -31,7 +31,8 @@ class Config(gemma4.Config):
         text = raw.get("text_config", {})
         if not isinstance(text, Mapping):
             raise ConfigError(f"text_config={text!r:.80} is not an object")
-        return super().from_hf({**raw, **text}, allow=allow)
+        tied = raw.get("tie_word_embeddings", cls.tie_word_embeddings)
+        return super().from_hf({**raw, **text, "tie_word_embeddings": tied}, allow=allow)
 
     @property
     def first_shared(self) -> int:
@@ -71,6 +72,8 @@ class Config(gemma4.Config):
         for name in ("hidden_size_per_layer_input", "enable_moe_block", "use_double_wide_mlp"):
             if value := getattr(self, name):
                 raise ConfigError(f"{name}={value} is not implemented for assistants")
+        if self.use_ordered_embeddings and not self.tie_word_embeddings:
+            raise ConfigError("use_ordered_embeddings=true needs tie_word_embeddings=true")
         if (self.sliding_window or 0) < 2:
             raise ConfigError(f"sliding_window={self.sliding_window} is not above 1")
         check_sizes(self, "backbone_hidden_size num_centroids centroid_intermediate_top_k")

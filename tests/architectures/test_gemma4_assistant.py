@@ -91,6 +91,7 @@ def test_configs_of_older_versions(
         ({"num_centroids": 0}, "num_centroids=0 is not within"),
         ({"num_centroids": 15}, "num_centroids=15 is no divisor of vocab_size=128"),
         ({"num_centroids": 4}, "below centroid_intermediate_top_k=5"),
+        ({"tie_word_embeddings": False}, "use_ordered_embeddings=true needs tie_word_embeddings"),
         ({"text_config": []}, r"text_config=\[\] is not an object"),
         ({"per_layer_config": {"2": {"head_dim": 31}}}, "layer 2 has 2 key heads of size 31"),
     ],
@@ -106,7 +107,8 @@ def test_configs_that_are_refused(
 
 
 def test_clusters_are_not_checked_without_them(config: dict[str, Any]) -> None:
-    Config.from_hf(config | {"use_ordered_embeddings": False, "num_centroids": 15})
+    own = {"use_ordered_embeddings": False, "num_centroids": 15, "tie_word_embeddings": False}
+    assert not Config.from_hf(config | own).tie_word_embeddings
 
 
 @pytest.mark.parametrize(

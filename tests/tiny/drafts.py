@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ostro.core.adapters.adapter import EMPTY, Mixture
 from ostro.core.engine.draft_length import StepCosts
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.speculation import DraftRequest, Speculation
-from ostro.core.messages.requests import Sampling, TokenRequest
+from ostro.core.messages.requests import AdapterRef, Sampling, TokenRequest
 from ostro.plugins.conformance.parity import Subject
+from tiny.adapters import adapter
 
 Tokens = dict[tuple[str, int], list[int]]
 LENGTH = 40
@@ -36,13 +38,20 @@ def requests_of(tiny: Subject, **rules: Any) -> list[TokenRequest]:
     ]
 
 
-def run(engine: Engine, requests: Sequence[TokenRequest]) -> Tokens:
+def run(engine: Engine, requests: Sequence[TokenRequest], mixture: Mixture = EMPTY) -> Tokens:
     found: Tokens = {}
     for request in requests:
-        engine.submit(request)
+        engine.submit(request, mixture)
     for output in engine.drain():
         found.setdefault((output.id, output.index), []).extend(output.tokens)
     return found
+
+
+def run_with_adapter(tiny: Subject, engine: Engine, requests: Sequence[TokenRequest]) -> Tokens:
+    """As `run`, with an adapter that the engine does not have yet."""
+    assert engine.registry is not None
+    engine.registry.add("a", adapter(tiny, 1))
+    return run(engine, requests, engine.registry.mixture([AdapterRef(name="a", scale=1.0)], []))
 
 
 def whole(requests: Sequence[TokenRequest], found: Tokens) -> list[list[int]]:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from msgspec.structs import replace
-from tiny.adapters import adapter
 from tiny.assistants import (
     FIELDS,
     ORDERED,
@@ -22,7 +21,7 @@ from tiny.assistants import (
     reference_passes,
     speculation_of,
 )
-from tiny.drafts import LENGTH, Oracle, Tokens, requests_of, run, whole
+from tiny.drafts import LENGTH, Oracle, requests_of, run, run_with_adapter, whole
 from tokenizers import Tokenizer, decoders, models
 
 from ostro.core.engine.assistant import AssistantProposer
@@ -30,7 +29,7 @@ from ostro.core.engine.build import make_ready
 from ostro.core.engine.processors import Processors
 from ostro.core.engine.start import open_weights
 from ostro.core.errors import UsageError
-from ostro.core.messages.requests import AdapterRef, Sampling, TokenRequest
+from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import LogitsProcessor, Settings
 from ostro.plugins.conformance.parity import BAR, Subject, greedy, subject
@@ -191,15 +190,7 @@ def test_answers_are_the_same_with_masks_and_forced_tokens(dense: Pair, processo
 def test_an_assistant_follows_a_model_with_adapters(dense: Pair) -> None:
     requests, found = requests_of(dense.tiny), []
     for engine in (dense.tiny.engine(**FIELDS), dense.engine()):
-        assert engine.registry is not None
-        engine.registry.add("a", adapter(dense.tiny, 1))
-        mixture = engine.registry.mixture([AdapterRef(name="a", scale=1.0)], [])
-        answers: Tokens = {}
-        for request in requests:
-            engine.submit(request, mixture)
-        for output in engine.drain():
-            answers.setdefault((output.id, output.index), []).extend(output.tokens)
-        found.append(answers)
+        found.append(run_with_adapter(dense.tiny, engine, requests))
     assert found[0] == found[1] != run(engine, requests)
     assert speculation_of(engine).drafted and not speculation_of(engine).failed
 

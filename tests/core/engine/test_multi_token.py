@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 from msgspec.structs import replace
-from tiny.adapters import adapter
-from tiny.drafts import LENGTH, Oracle, Tokens, requests_of, run, whole
+from tiny.drafts import LENGTH, Oracle, requests_of, run, run_with_adapter, whole
 from tiny.heads import (
     HEADS,
     ReferenceHead,
@@ -25,7 +24,7 @@ from ostro.core.engine.multi_token import HELD, HeadSequence, MultiTokenProposer
 from ostro.core.engine.processors import Processors
 from ostro.core.engine.runner import standalone_sequence
 from ostro.core.engine.speculation import Speculation
-from ostro.core.messages.requests import AdapterRef, Sampling, TokenRequest
+from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import LogitsProcessor
 from ostro.plugins.conformance.parity import BAR, Subject, greedy
@@ -261,15 +260,7 @@ def test_heads_follow_a_model_with_adapters(plugins: PluginManager) -> None:
     with with_head(plugins, "glm4_moe") as (tiny, _):
         requests, found = requests_of(tiny), []
         for engine in (tiny.engine(rows=40, blocks=64, max_seqs=4), with_heads(tiny)):
-            assert engine.registry is not None
-            engine.registry.add("a", adapter(tiny, 1))
-            mixture = engine.registry.mixture([AdapterRef(name="a", scale=1.0)], [])
-            answers: Tokens = {}
-            for request in requests:
-                engine.submit(request, mixture)
-            for output in engine.drain():
-                answers.setdefault((output.id, output.index), []).extend(output.tokens)
-            found.append(answers)
+            found.append(run_with_adapter(tiny, engine, requests))
         assert found[0] == found[1] != run(engine, requests)
         assert speculation_of(engine).drafted and not speculation_of(engine).failed
 
