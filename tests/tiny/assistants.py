@@ -155,6 +155,8 @@ def record_proposals(engine: Engine, oracle: Oracle | None = None) -> Proposals:
     def record(requests: Sequence[DraftRequest]) -> list[list[int]]:
         passes.clear()
         drafts = propose(requests)
+        pairs = zip(requests, drafts, strict=True)
+        assert all(len(tokens) <= request.count for request, tokens in pairs)
         asked = [i for i, tokens in enumerate(drafts) if tokens]
         for row, i in enumerate(asked):
             states = torch.stack([found[row] for found in passes[: len(drafts[i])]])

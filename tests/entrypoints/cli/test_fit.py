@@ -19,6 +19,7 @@ from ostro.architectures.mamba2 import WIDE as MAMBA2
 from ostro.architectures.mixtral import WIDE as MIXTRAL
 from ostro.core.engine.build import build_engine
 from ostro.core.engine.engine import Engine
+from ostro.core.engine.memory import SHARE
 from ostro.core.load import weights
 from ostro.core.load.model import LoadedModel, load_model
 from ostro.core.plugins.manager import PluginManager
@@ -195,9 +196,13 @@ def test_estimated_cache_sizes_match_the_engine(
 
 
 def test_a_draft_model_takes_memory(
-    fitted: Fitted, loaded: Callable[..., LoadedModel], models: dict[str, str]
+    fitted: Fitted,
+    loaded: Callable[..., LoadedModel],
+    models: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """For its weights as they are stored, and for its KV cache in floats."""
+    monkeypatch.setattr("ostro.entrypoints.fit.report.free_bytes", lambda device: 10**9)
     plain, draft = fitted("llama", "--quant", "q8_0"), fitted("half")
     found = fitted("llama", "--quant", "q8_0", "--speculate", models["half"])
     assert found["draft"] == loaded("half", dtype="bfloat16").nbytes and not plain["draft"]
@@ -208,7 +213,10 @@ def test_a_draft_model_takes_memory(
     assert {each["name"]: each["per_1000"] for each in found["growths"]} == {
         name: nbytes + half for name, nbytes in own.items()
     }
-    assert found["fits"]["q8_0"]["weights"] == plain["fits"]["q8_0"]["weights"]
+    before, after = plain["fits"]["q8_0"], found["fits"]["q8_0"]
+    assert before["weights"] == after["weights"]
+    less = before["room"] - after["room"]
+    assert less == pytest.approx(SHARE["cpu"] * found["draft"], abs=2)
     small = ("--memory", "2MB", "--context", "256")
     streams = [
         fitted("llama", *small, *more)["fits"]["as stored"]["streams"]
