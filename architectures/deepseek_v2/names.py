@@ -57,8 +57,10 @@ def names(config: Config) -> ExpertNames:
         experts=config.n_routed_experts,
         stacks=STACKS,
         ignore=(
-            *(*Names.ignore, "mtp.{any}"),
-            *(f"model.layers.{last}.{{any}}", f"blk.{last}.{{any}}"),
+            *Names.ignore,
+            "mtp.{any}",
+            f"model.layers.{last}.{{any}}",
+            f"blk.{last}.{{any}}",
         ),
     )
 

@@ -34,10 +34,10 @@ class OrderedEmbedding(nn.Module):
 
     def most_likely(self, hidden: Tensor, table: nn.Embedding, step: Step) -> Tensor:
         """hidden [T, d], the embeddings that are the output head -> tokens [T] int64."""
-        # Clamped: an index out of range would end all work on a GPU.
-        ordering = self.token_ordering.clamp(0, len(self.token_ordering) - 1)
         clusters = self.centroids(hidden, step).topk(self.top).indices
-        tokens = ordering.view(self.centroids.n_out, -1)[clusters].flatten(1)
+        tokens = self.token_ordering.view(self.centroids.n_out, -1)[clusters].flatten(1)
+        # Of a damaged file: an index out of range would end all work on a GPU.
+        tokens = tokens.clamp(0, table.n - 1)
         rows = table(tokens.flatten(), step).view(*tokens.shape, -1)
         best = (rows @ hidden[..., None]).argmax(1)
         return tokens.gather(1, best)[:, 0]

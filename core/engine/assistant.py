@@ -67,7 +67,7 @@ class AssistantProposer:
             states.append(rows.hidden[last - 1 - rows.start])
         if not asked:
             return drafts
-        # The row before the last token attends to what the last token does, apart from itself.
+        # The last token has no K/V yet: what it attends to is what the row before it attends to.
         views = self.runner.cache_views(self.runner.attention_metadata(chunks))
         axes = self.model.axes
         positions = flat_positions([replace(c, start=c.start + 1) for c in chunks], axes)

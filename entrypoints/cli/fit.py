@@ -66,9 +66,9 @@ def show(found: FitReport) -> None:
     out = console()
     out.print(f"{found.model}: {found.architecture}, {found.dtype}, {found.device}")
     out.print(f"{format_bytes(found.free)} free, bandwidth {found.bandwidth / 1e9:.1f} GB/s")
-    if found.draft:
+    if found.draft_nbytes:
         out.print(
-            f"--speculate takes {format_bytes(found.draft)} for weights; sizes of KV caches "
+            f"--speculate takes {format_bytes(found.draft_nbytes)} for weights; sizes of KV caches "
             "include that of a draft model"
         )
     columns = ("weights", "bits/weight", "context", "sequences", "read per token", "max tokens/s")

@@ -48,8 +48,8 @@ class Fit:
 class FitReport:
     """All estimates. Sizes are in bytes, `bandwidth` in bytes per second.
 
-    draft: the weights of the draft model of --speculate. Its KV cache is included in all sizes of
-    KV caches.
+    draft_nbytes: the weights of the draft model or assistant of --speculate. The KV cache of a draft
+    model is included in all sizes of KV caches.
     contexts: bytes of the KV cache in `kv_dtype`, by context and number of sequences, as far as
     they fit beside the weights of `example`, the largest format that fits.
     """
@@ -60,7 +60,7 @@ class FitReport:
     dtype: str
     kv_dtype: str
     free: int
-    draft: int
+    draft_nbytes: int
     bandwidth: float
     fits: Sequence[Fit]
     growths: Sequence[Growth]
@@ -106,7 +106,7 @@ def report_of(
         dtype=str(found.dtype).removeprefix("torch."),
         kv_dtype=settings.kv_dtype,
         free=free,
-        draft=draft.nbytes,
+        draft_nbytes=draft.nbytes,
         bandwidth=bandwidth,
         fits=fits,
         growths=list(growths(found, path, settings, plugins, draft.kinds)) if cache.kinds else [],

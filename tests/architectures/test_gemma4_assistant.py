@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny.assistants import ORDERED, Pair, assistant_of, speculation_of
-from tiny.drafts import requests_of, run
+from tiny.assistants import ORDERED, Pair, assistant_of
+from tiny.drafts import requests_of, run, speculation_of
 
 from ostro.architectures.gemma4.config import Config as TargetConfig
 from ostro.architectures.gemma4_assistant.config import Config

@@ -17,8 +17,16 @@ import pytest
 import torch
 from gpu.comparison import ON_GPU, error, pick
 from tiny import assistants
-from tiny.drafts import LENGTH, Oracle, requests_of, run, speculating, whole
-from tiny.heads import deviation_of, record_proposals, speculation_of, with_head
+from tiny.drafts import (
+    LENGTH,
+    Oracle,
+    requests_of,
+    run,
+    speculating,
+    speculation_of,
+    whole,
+)
+from tiny.heads import deviation_of, record_proposals, with_head
 from torch import Tensor
 
 from ostro.core.adapters.adapter import EMPTY, Mixture
@@ -250,7 +258,7 @@ def test_assistants(fields: dict[str, Any], tmp_path: Path) -> None:
         engine.runner.capture()
         proposals = assistants.record_proposals(engine)
         assert run(engine, requests_of(model)) == wanted
-        assert len(proposals) > LENGTH and not assistants.speculation_of(engine).failed
+        assert len(proposals) > LENGTH and not speculation_of(engine).failed
         on_host = [(tokens, drafts, hidden.cpu()) for tokens, drafts, hidden in proposals]
         assert assistants.deviation_of(model.reference, assistant, on_host) <= RED
 

@@ -26,11 +26,11 @@ from transformers.generation.candidate_generator import SinglePositionMultiToken
 from ostro.core.engine.assistant import AssistantProposer
 from ostro.core.engine.build import make_ready
 from ostro.core.engine.engine import Engine
-from ostro.core.engine.speculation import DraftRequest, Speculation
+from ostro.core.engine.speculation import DraftRequest
 from ostro.core.load.model import LoadedModel, load_model
 from ostro.core.records import Settings
 from ostro.plugins.conformance.parity import Subject, deviation, reinitialise
-from tiny.drafts import Free, Oracle
+from tiny.drafts import Oracle, speculation_of
 
 ORDERED = {"use_ordered_embeddings": True, "num_centroids": 16, "centroid_intermediate_top_k": 5}
 PLAIN = (Gemma4TextConfig, Gemma4AssistantConfig, Gemma4AssistantForCausalLM)
@@ -125,15 +125,6 @@ def reference_passes(
         logits.append(found.logits[0, 0])
         states.append(hidden[0, 0])
     return torch.stack(logits), torch.stack(states)
-
-
-def speculation_of(engine: Engine) -> Speculation:
-    """The speculation of an engine with an assistant, whatever its steps cost."""
-    speculation = engine.scheduler.speculation
-    assert speculation is not None
-    assert isinstance(speculation.proposer, AssistantProposer)
-    speculation.costs = Free()
-    return speculation
 
 
 Proposals = list[tuple[list[int], list[int], Tensor]]

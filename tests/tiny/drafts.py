@@ -81,6 +81,14 @@ class Oracle:
         return found
 
 
+def speculation_of(engine: Engine) -> Speculation:
+    """The speculation of an engine, whatever its steps cost."""
+    speculation = engine.scheduler.speculation
+    assert speculation is not None
+    speculation.costs = Free()
+    return speculation
+
+
 def speculating(engine: Engine, proposer: Any) -> Speculation:
     """The speculation of an engine with a proposer, whatever its steps cost."""
     speculation = Speculation(proposer, engine.scheduler.max_seqs, engine.vocab)

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.multi_token import MultiTokenProposer
-from ostro.core.engine.speculation import DraftRequest, Speculation
+from ostro.core.engine.speculation import DraftRequest
 from ostro.core.plugins.manager import PluginManager
 from ostro.plugins.conformance.parity import Subject, deviation, reinitialise, subject
-from tiny.drafts import Free, Oracle
+from tiny.drafts import Oracle, speculation_of
 
 Names = Mapping[str, str]
 """The names of a head's parts in a checkpoint: enorm, hnorm, eh_proj, norm and layer, and those of
@@ -161,15 +161,6 @@ def reference_logits(
         embeddings = torch.cat((embeddings, table(torch.tensor([draft]))))
         hidden = torch.cat((hidden, states[-1:]))
     return torch.stack(found)
-
-
-def speculation_of(engine: Engine) -> Speculation:
-    """The speculation of an engine with a head, whatever its steps cost."""
-    speculation = engine.scheduler.speculation
-    assert speculation is not None
-    assert isinstance(speculation.proposer, MultiTokenProposer)
-    speculation.costs = Free()
-    return speculation
 
 
 Proposals = list[tuple[list[int], list[int], Tensor]]

@@ -19,9 +19,8 @@ from tiny.assistants import (
     candidates,
     record_proposals,
     reference_passes,
-    speculation_of,
 )
-from tiny.drafts import LENGTH, Oracle, requests_of, run, run_with_adapter, whole
+from tiny.drafts import LENGTH, Oracle, requests_of, run, run_with_adapter, speculation_of, whole
 from tokenizers import Tokenizer, decoders, models
 
 from ostro.core.engine.assistant import AssistantProposer
@@ -283,4 +282,7 @@ def test_layers_on_another_device_are_refused(dense: Pair) -> None:
         with pytest.raises(UsageError, match=fault):
             dense.engine(dense.tiny.load(placement=layers))
         loaded = dense.tiny.load(placement="model.layers.0 = cpu:1")
-        assert run(dense.engine(loaded), requests_of(dense.tiny))
+        engine, requests = dense.engine(loaded), requests_of(dense.tiny)
+        proposals = record_proposals(engine)
+        assert run(engine, requests) == run(dense.tiny.engine(**FIELDS), requests)
+        assert proposals and dense.off(proposals) <= BAR

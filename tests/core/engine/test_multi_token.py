@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 import torch
 from msgspec.structs import replace
-from tiny.drafts import LENGTH, Oracle, requests_of, run, run_with_adapter, whole
+from tiny.drafts import LENGTH, Oracle, requests_of, run, run_with_adapter, speculation_of, whole
 from tiny.heads import (
     HEADS,
     ReferenceHead,
     deviation_of,
     record_proposals,
-    speculation_of,
     with_head,
 )
 

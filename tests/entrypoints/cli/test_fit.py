@@ -205,7 +205,10 @@ def test_a_draft_model_takes_memory(
     monkeypatch.setattr("ostro.entrypoints.fit.report.free_bytes", lambda device: 10**9)
     plain, draft = fitted("llama", "--quant", "q8_0"), fitted("half")
     found = fitted("llama", "--quant", "q8_0", "--speculate", models["half"])
-    assert found["draft"] == loaded("half", dtype="bfloat16").nbytes and not plain["draft"]
+    assert (
+        found["draft_nbytes"] == loaded("half", dtype="bfloat16").nbytes
+        and not plain["draft_nbytes"]
+    )
     own, its = (
         {each["name"]: each["per_1000"] for each in fit["growths"]} for fit in (plain, draft)
     )
@@ -216,7 +219,7 @@ def test_a_draft_model_takes_memory(
     before, after = plain["fits"]["q8_0"], found["fits"]["q8_0"]
     assert before["weights"] == after["weights"]
     less = before["room"] - after["room"]
-    assert less == pytest.approx(SHARE["cpu"] * found["draft"], abs=2)
+    assert less == pytest.approx(SHARE["cpu"] * found["draft_nbytes"], abs=2)
     small = ("--memory", "2MB", "--context", "256")
     streams = [
         fitted("llama", *small, *more)["fits"]["as stored"]["streams"]
@@ -235,7 +238,7 @@ def test_an_assistant_takes_memory_for_weights_alone(
         models["gemma4"] = str(target.folder)
         plain, found = fitted("gemma4"), fitted("gemma4", "--speculate", str(tmp_path))
     settings = Settings(device="cpu", dtype="float32")
-    assert found["draft"] == load_model(tmp_path, settings, plugins).nbytes
+    assert found["draft_nbytes"] == load_model(tmp_path, settings, plugins).nbytes
     assert found["growths"] == plain["growths"]
 
 
