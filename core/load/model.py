@@ -44,7 +44,7 @@ class LayerInfo:
 class LoadedModel(ModelOutline):
     """A model with weights, finalized for its device, and everything else the engine needs.
 
-    `draft` is the draft model of `--speculate`.
+    `draft` is the draft model of `--speculate`, or the assistant.
     """
 
     path: Path

@@ -48,8 +48,8 @@ class Fit:
 class FitReport:
     """All estimates. Sizes are in bytes, `bandwidth` in bytes per second.
 
-    draft_nbytes: the weights of the draft model or assistant of --speculate. The KV cache of a draft
-    model is included in all sizes of KV caches.
+    draft_nbytes: the weights of the draft model, or the assistant, of --speculate. The KV cache of
+    a draft model is included in all sizes of KV caches.
     contexts: bytes of the KV cache in `kv_dtype`, by context and number of sequences, as far as
     they fit beside the weights of `example`, the largest format that fits.
     """
