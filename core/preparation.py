@@ -1,19 +1,24 @@
-"""The prompt executor: threads that tokenize requests, with a limit on their total size."""
+"""The prompt executor: threads that render and tokenize requests, with limits on their sizes.
+
+The owners of requests take turns (`core/turns.py`).
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from typing import TypeVar
 
 from ostro.core.errors import Overloaded
+from ostro.core.turns import OWNER, FairThreads
 
 THREADS = 4
 MAX_BYTES = 16 << 20
-"""Total bytes of the requests that wait or are prepared. Tokenizing needs about 100 times as much
-memory and, on one core, several seconds for that.
+"""Total bytes of an owner's requests that wait or are prepared; those of all owners together may
+have a third more. Tokenizing needs about 100 times as much memory and, on one core, several seconds
+for that.
 """
 T = TypeVar("T")
 
@@ -27,8 +32,9 @@ class PromptExecutor:
     def __init__(self, threads: int = THREADS, max_bytes: int = MAX_BYTES) -> None:
         self.max_bytes = max_bytes
         self.used = 0
-        self._lock = Lock()  # `used` changes in event loops and in worker threads
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="prompt")
+        self.owners = Counter[str]()  # bytes of each owner
+        self._lock = Lock()  # both change in event loops and in worker threads
+        self._threads = FairThreads(threads, "prompt")
 
     async def run(self, size: int, work: Callable[[], T]) -> T:
         """Run `work`, which prepares a request of `size` bytes, and return its result.
@@ -37,23 +43,27 @@ class PromptExecutor:
         prepared at a time, whatever its size, and small ones still fit beside it. Raises Overloaded
         if other requests leave no room.
         """
-        size = min(size, self.max_bytes // 2 + 1)
+        size, owner = min(size, self.max_bytes // 2 + 1), OWNER.get()
         with self._lock:
-            if self.used + size > self.max_bytes:
+            room = min(self.max_bytes - self.owners[owner], self.max_bytes // 3 * 4 - self.used)
+            if size > room:
                 raise Overloaded(
                     f"prompts of {self.used >> 20} MiB are being prepared, at most "
                     f"{self.max_bytes >> 20} MiB at once; try again"
                 )
             self.used += size
-        future = self._threads.submit(work)
+            self.owners[owner] += size
+        future = self._threads.submit(owner, work)
         # The future's callback and not `finally`: a cancelled caller leaves while the work goes on.
-        future.add_done_callback(lambda _: self._release(size))
+        future.add_done_callback(lambda _: self._release(owner, size))
         return await asyncio.wrap_future(future)
 
-    def _release(self, size: int) -> None:
+    def _release(self, owner: str, size: int) -> None:
         """Subtract the size of a request that is prepared or was cancelled."""
         with self._lock:
             self.used -= size
+            self.owners[owner] -= size
+            self.owners += Counter()  # drops owners without requests
 
 
 EXECUTOR = PromptExecutor()

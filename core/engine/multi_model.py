@@ -213,7 +213,8 @@ class MultiModelEngine:
         elif entry.tokens is not None:
             entry.tokens.check_processors(request.sampling)
             self.waiting[request.id] = waiting
-            self.preparer.start(request.id, partial(entry.tokens.prepare, request.sampling))
+            work = partial(entry.tokens.prepare, request.sampling)
+            self.preparer.start(request.id, request.owner, work)
         else:
             raise cannot_serve(request)
 

@@ -1,16 +1,23 @@
-"""Prepares requests for their logits processors, in threads, while other requests go on."""
+"""Prepares requests for their logits processors, in threads, while other requests go on.
+
+The owners of requests take turns (`core/turns.py`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-THREADS = 2
-"""One slow request does not keep the others waiting; more would slow down the engine's thread."""
+from ostro.core.turns import FairThreads
+
+THREADS = 3
+"""Two slow requests of one owner run beside those of others; more would slow down the engine's
+thread.
+"""
 
 Prepared = dict[str, Any]
 """The results of `prepare` of the processors of a request, by the processor's name."""
@@ -24,9 +31,7 @@ class RequestPreparer:
     """
 
     wake: Callable[[], None] = lambda: None
-    threads: ThreadPoolExecutor = field(
-        default_factory=lambda: ThreadPoolExecutor(THREADS, "ostro-prepare")
-    )
+    threads: FairThreads = field(default_factory=lambda: FairThreads(THREADS, "ostro-prepare"))
     running: dict[str, Future[Prepared]] = field(default_factory=dict)
     finished: SimpleQueue[tuple[str, Future[Prepared]]] = field(default_factory=SimpleQueue)
 
@@ -40,9 +45,9 @@ class RequestPreparer:
         """Whether `poll` has something to return."""
         return not self.finished.empty()
 
-    def start(self, id: str, work: Callable[[], Prepared]) -> None:
-        """Run the work of a request in a thread."""
-        future = self.running[id] = self.threads.submit(work)
+    def start(self, id: str, owner: str, work: Callable[[], Prepared]) -> None:
+        """Run the work of an owner's request in a thread."""
+        future = self.running[id] = self.threads.submit(owner, work)
         future.add_done_callback(partial(self.end, id))
 
     def end(self, id: str, future: Future[Prepared]) -> None:
@@ -68,4 +73,4 @@ class RequestPreparer:
     def close(self) -> None:
         """Forget all requests; threads end with their work."""
         self.running.clear()
-        self.threads.shutdown(wait=False, cancel_futures=True)
+        self.threads.close()

@@ -183,13 +183,14 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     their scales. `model` is a name of a model of the engine. Without `speculate` each token is
     drawn: none is proposed, and none that is forced is appended; the result is the same. `items`
     are its media, in the order of their rows. `positions` [axes, T] are those of the prompt, None
-    for 0, 1, 2, ...
+    for 0, 1, 2, ... The `owner`s of requests take turns where their preparation queues.
     """
 
     id: str
     tokens: list[int]
     sampling: Sampling = Sampling()
     model: str = DEFAULT
+    owner: str = ""
     priority: int = 0
     salt: str = ""
     adapters: tuple[AdapterRef, ...] = ()

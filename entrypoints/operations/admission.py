@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from ostro.core.errors import Overloaded
 from ostro.core.messages.outputs import Output, TokenOutput
 from ostro.core.messages.requests import PoolingRequest, Request, TokenRequest
+from ostro.core.turns import OWNER
 from ostro.entrypoints.operations.caller import ANYONE, Caller
 from ostro.entrypoints.operations.quotas import Quota, Reservation, Taken
 
@@ -29,6 +30,7 @@ class Claim:
     caller, quota  the caller and the use of its limits
     route          the path of a request that does not come over HTTP, such as one of a batch
     rows, tokens   choices or inputs, and prompt tokens, of its requests in the engine
+    document_bytes bytes of the stored documents that it holds, see `HeldDocuments`
     taken          what it took of the requests per minute
     releases       called when the request has ended
     """
@@ -38,6 +40,7 @@ class Claim:
     route: str = ""
     rows: int = 0
     tokens: int = 0
+    document_bytes: int = 0
     taken: Taken | None = None
     releases: list[Callable[[], object]] = field(default_factory=list)
 
@@ -58,11 +61,12 @@ def claim(caller: Caller, quota: Quota | None = None, route: str = "") -> Iterat
     """
     found = Claim(caller, Quota() if quota is None else quota, route)
     found.taken = found.quota.enter()
-    token = CLAIM.set(found)
+    token, owner = CLAIM.set(found), OWNER.set(caller.name)
     try:
         yield found
     finally:
         CLAIM.reset(token)
+        OWNER.reset(owner)
         found.quota.leave()
         for release in found.releases:
             release()
@@ -150,7 +154,7 @@ def reserve(quota: Quota, request: Request, rows: int, tokens: int) -> Reservati
 
 
 def bind(request: Request, caller: Caller) -> Request:
-    """The request with the caller's cache salt, and a priority that the caller may claim.
+    """The request with its owner, the caller's cache salt, and a priority that it may claim.
 
     The salt applies to the cache of media too: its hits show in the time to the first token.
     """
@@ -160,7 +164,7 @@ def bind(request: Request, caller: Caller) -> Request:
     if caller.salt:
         items = [replace(item, key=salted_key(caller.salt, item.key)) for item in items]
     salt, priority = caller.salted(request.salt), caller.bounded_priority(request.priority)
-    return replace(request, salt=salt, priority=priority, items=items)
+    return replace(request, owner=caller.name, salt=salt, priority=priority, items=items)
 
 
 def salted_key(salt: str, key: bytes) -> bytes:

@@ -40,8 +40,10 @@ WAIT = 15.0
 """The longest wait for a process that is free, in seconds."""
 START = 30.0
 """Time limit for the start of a process, and for a vocabulary, in seconds."""
-WORKERS = 2
-"""The most processes: while one compiles a slow grammar, the other compiles further ones."""
+WORKERS = 3
+"""The most processes: the engine prepares as many requests at a time. While two compile slow
+grammars of one API key, the third one compiles those of others; it starts when it is needed.
+"""
 KEPT = 128
 """The most compiled grammars and errors that are kept."""
 LATE = getattr(signal, "SIGPROF", 0)

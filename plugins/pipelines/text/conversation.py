@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from ostro.errors import RequestError, Unsupported
+from ostro.errors import ContextLengthExceeded, RequestError, Unsupported
 from ostro.pipelines import RESERVED_TEMPLATE_VARIABLES as RESERVED
 from ostro.pipelines import (
     ChatRequest,
@@ -37,16 +37,24 @@ END = "ostro-end-of-the-prompt"
 """Marks the end of a final message that is continued, until the template has rendered it."""
 
 
-def read_conversation(request: ChatRequest) -> tuple[list[Mapping[str, Any]], list[Medium]]:
+def read_conversation(
+    request: ChatRequest, limit: int | None = None
+) -> tuple[list[Mapping[str, Any]], list[Medium]]:
     """The messages for the chat template, and their media in order.
 
-    Raises RequestError naming a malformed message.
+    limit: on the tokens of the prompt; a message has one at least. Raises ContextLengthExceeded for
+    more messages, and RequestError naming a malformed message.
     """
     given = request.messages
     messages = [Message(role="user", content=given)] if isinstance(given, str) else given
     if not 0 < len(messages) <= MAX_MESSAGES:
         raise RequestError(
             f"{len(messages)} messages; expected 1..{MAX_MESSAGES}", param="messages"
+        )
+    if limit is not None and len(messages) > limit:
+        raise ContextLengthExceeded(
+            f"the context is {limit} tokens and there are {len(messages)} messages; send fewer",
+            param="messages",
         )
     for i, message in enumerate(messages):
         check_message(message, f"messages[{i}]")

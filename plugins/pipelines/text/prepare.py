@@ -355,7 +355,7 @@ class Preparer:
         limit: int | None = None,
     ) -> Prompt:
         """The prompt of a conversation. Raises what `prepare_chat` raises."""
-        messages, media = read_conversation(request)
+        messages, media = read_conversation(request, limit)
         tools = tools_of(request)
         options = options_of(request, self.chat_template(template, tools))
         self.check_media(media)

@@ -11,6 +11,7 @@ from ostro.core.errors import Overloaded
 from ostro.core.messages.outputs import TokenOutput
 from ostro.core.messages.prompt import Item
 from ostro.core.messages.requests import JobRequest, PoolingRequest, Sampling, TokenRequest
+from ostro.core.turns import OWNER
 from ostro.entrypoints.operations.admission import Admission, claim
 from ostro.entrypoints.operations.caller import ANYONE, Caller
 from ostro.entrypoints.operations.keys import Key
@@ -82,12 +83,14 @@ def test_the_caller_binds_salt_and_priority() -> None:
     with claim(ALICE):
         found = admission.admit(ask(salt="mine", priority=-3)).request
         assert isinstance(found, TokenRequest)
+        assert found.owner == ALICE.name == OWNER.get()
         assert found.priority == 2 and found.salt == ALICE.salted("mine") != "mine"
         late = admission.admit(ask(priority=7)).request
         assert isinstance(late, TokenRequest) and late.priority == 7
     with claim(Caller(name="bob", salt="secret bob")):
         other = admission.admit(ask(salt="mine")).request
     assert isinstance(other, TokenRequest) and other.salt not in (found.salt, "mine")
+    assert other.owner == "bob" and OWNER.get() == ""
 
 
 def test_callers_share_no_media() -> None:

@@ -29,6 +29,7 @@ from ostro.entrypoints.api.openai.bodies import ChatBody, CompletionBody
 from ostro.entrypoints.operations.text import ChoiceBuilder
 from ostro.entrypoints.operations.text import CompletionChoice as Joined
 from ostro.plugins.pipelines.text.choice import ChoiceState
+from ostro.plugins.pipelines.text.conversation import read_conversation
 from ostro.plugins.pipelines.text.pipeline import Text
 from ostro.plugins.pipelines.text.sampling import bias_of, check_length
 
@@ -422,6 +423,15 @@ def test_prompt_and_output_may_fill_the_context(
     with pytest.raises(ContextLengthExceeded) as raised:
         check_length(sampling, prompt, 10)
     assert raised.value.param == param
+
+
+def test_more_messages_than_tokens_are_refused_before_they_are_read() -> None:
+    messages = [Message(role="user", content="") for _ in range(9)]
+    read, _ = read_conversation(ChatRequest(messages=messages), 9)
+    assert len(read) == 9
+    with pytest.raises(ContextLengthExceeded, match="10 messages") as raised:
+        read_conversation(ChatRequest(messages=[*messages, Message(role="nobody")]), 9)
+    assert raised.value.param == "messages"
 
 
 @pytest.mark.parametrize("key", ["a", "-1", "1.0", "", "\u0663", "\u00b2", "1" * 12])
