@@ -1,14 +1,22 @@
-"""File paths: resolve those of configs and requests, and write files without overwriting."""
+"""File paths: resolve them, read files that may be hostile, and write without overwriting."""
 
 from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from ostro.core.errors import CheckpointError, UsageError
+
+MAX_BYTES = 256_000_000
+"""Limit on a file that is read as a whole, in bytes; the largest tokenizers have a tenth of it."""
+
+# A pipe is opened without waiting for a writer. Windows translates line ends without O_BINARY.
+_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
 def resolve_path(path: Path) -> Path:
@@ -24,6 +32,35 @@ def resolve_path(path: Path) -> Path:
         if error.errno == errno.ELOOP:
             raise
     return Path(found)
+
+
+def open_regular(path: str | Path) -> BinaryIO:
+    """Open a regular file to read its bytes.
+
+    Raises OSError, also for a pipe, a socket, a folder and a device: opening a pipe waits until a
+    writer appears, and the content of a device has no end.
+    """
+    if stat.S_ISREG(os.stat(path).st_mode):  # opening a device may have effects
+        descriptor = os.open(path, _FLAGS)
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):  # it may have been replaced
+            return os.fdopen(descriptor, "rb")
+        os.close(descriptor)
+    raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
+def read_regular(path: str | Path, limit: int = MAX_BYTES) -> bytes:
+    """Read a regular file. Raises OSError as `open_regular`, and for more than `limit` bytes."""
+    with open_regular(path) as file:
+        # One byte more than the limit, since the file may grow.
+        is_large = os.fstat(file.fileno()).st_size > limit
+        if is_large or len(data := file.read(limit + 1)) > limit:
+            raise OSError(errno.EFBIG, f"larger than {limit // 10**6} MB", str(path))
+    return data
+
+
+def reason_of(error: Exception) -> str:
+    """The text of an error, without the number and the path of an OSError."""
+    return str(getattr(error, "strerror", None) or error)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from typing import Any
 
 from ostro import AdapterSource, errors
 from ostro.adapters.lora import PICKLES
+from ostro.checkpoints import read_regular
 
 TEMPLATE = "chat_template.jinja"
 TEMPLATE_BYTES = 1_000_000
@@ -43,14 +44,11 @@ def template(source: AdapterSource) -> str | None:
 
 def _template_file(source: AdapterSource) -> str:
     try:
-        with open(source.files.root / TEMPLATE, "rb") as stream:
-            # one byte more than the limit, to detect larger files without reading them
-            raw = stream.read(TEMPLATE_BYTES + 1)
-        if len(raw) <= TEMPLATE_BYTES:
-            return raw.decode()
-    except (OSError, UnicodeDecodeError) as error:
+        return read_regular(source.files.root / TEMPLATE, TEMPLATE_BYTES).decode()
+    except OSError as error:
+        raise errors.AdapterError(f"{TEMPLATE}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
         raise errors.AdapterError(f"{TEMPLATE}: cannot be read: {error}") from None
-    raise errors.AdapterError(f"{TEMPLATE}: larger than {TEMPLATE_BYTES // 10**6} MB")
 
 
 def added_tokens(source: AdapterSource) -> dict[str, int]:

@@ -11,6 +11,7 @@ from ostro import Item, Prompt
 from ostro.architectures.llava import inputs as llava
 from ostro.architectures.siglip import pixels
 from ostro.architectures.siglip.pixels import Pixels
+from ostro.checkpoints import read_regular
 from ostro.errors import TokenizerError
 
 
@@ -48,7 +49,7 @@ class Inputs(llava.Inputs):
         path = self.folder / "tokenizer.json"
         if not path.is_file():
             raise TokenizerError(f"{path} is missing, which has the newline tokens around images")
-        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_buffer(read_regular(path))
         found = {n: tokenizer.token_to_id("\n" * n) for n in range(1, 32)}
         known = {n: id for n, id in found.items() if id is not None}
         if 1 not in known:

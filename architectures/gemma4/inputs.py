@@ -18,8 +18,8 @@ from tokenizers import Tokenizer
 import ostro
 from ostro import Array, Item, content_key
 from ostro.architectures.gemma4.spectrum import Extractor, Samples
-from ostro.architectures.qwen2_5_vl.pixels import parse
 from ostro.architectures.siglip.pixels import Floats, Pixels, Triple, resize
+from ostro.checkpoints import read_config, read_regular
 from ostro.errors import ConfigError, RequestError, TokenizerError, Unsupported
 
 FILES = {
@@ -151,11 +151,12 @@ class Inputs(ostro.Inputs):
     def read(self, kind: str) -> Preprocessor:
         """The settings for images or videos. Raises ConfigError."""
         path = self.folder / "processor_config.json"
-        found = self.raw.get("preprocessor_config") or parse(path).get(f"{kind}_processor")
+        found = self.raw.get("preprocessor_config")
+        found = found or read_config(path, missing_ok=True).get(f"{kind}_processor")
         if not found:
             paths = [self.folder / name for name in FILES[kind]]
-            path = next((each for each in paths if each.is_file()), paths[0])
-            found = parse(path)
+            path = next((each for each in paths if each.exists()), paths[0])
+            found = read_config(path, missing_ok=True)
         if not found:
             raise ConfigError(
                 f"{path} is missing, which has the {kind} settings; download the model again, or "
@@ -196,10 +197,11 @@ class Inputs(ostro.Inputs):
     @cached_property
     def sounds(self) -> Extractor:
         path = self.folder / "processor_config.json"
-        found = self.raw.get("feature_extractor") or parse(path).get("feature_extractor")
+        found = self.raw.get("feature_extractor")
+        found = found or read_config(path, missing_ok=True).get("feature_extractor")
         if found is None:
             path = self.folder / FILES["image"][0]
-            found = parse(path)
+            found = read_config(path, missing_ok=True)
         return Extractor.of(found, path)
 
     def audio(self, samples: Samples) -> Item:
@@ -253,7 +255,7 @@ class Inputs(ostro.Inputs):
         path = self.folder / "tokenizer.json"
         if not path.is_file():
             raise TokenizerError(f"{path} is missing, which videos need for timestamps")
-        return Tokenizer.from_file(str(path))
+        return Tokenizer.from_buffer(read_regular(path))
 
     def text(self, text: str) -> list[int]:
         found: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids

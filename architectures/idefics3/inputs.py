@@ -19,6 +19,7 @@ from ostro import Array, Item, content_key
 from ostro.architectures.idefics3 import FAKE, WHOLE
 from ostro.architectures.siglip import pixels
 from ostro.architectures.siglip.pixels import Pixels, check_area, resize
+from ostro.checkpoints import read_regular
 from ostro.errors import ConfigError, RequestError, TokenizerError
 
 LONGEST = 4096
@@ -151,7 +152,7 @@ class Inputs(ostro.Inputs):
         path = self.folder / "tokenizer.json"
         if not path.is_file():
             raise TokenizerError(f"{path} is missing, which has the tokens around images")
-        return Tokenizer.from_file(str(path))
+        return Tokenizer.from_buffer(read_regular(path))
 
     def image(self, pixels: Pixels) -> Item:
         tiles, grid = self.preprocessor.split(pixels)

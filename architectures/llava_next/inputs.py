@@ -15,6 +15,7 @@ from ostro.architectures.llava import inputs as llava
 from ostro.architectures.llava_next.tiles import Size, best_resolution, cut, padding
 from ostro.architectures.siglip import pixels
 from ostro.architectures.siglip.pixels import Pixels, Triple, check_shape, resize
+from ostro.checkpoints import read_config
 from ostro.errors import ConfigError, RequestError
 
 FRAMES = 32
@@ -157,12 +158,9 @@ def find_video(folder: Path) -> tuple[Mapping[str, Any], Path]:
         ("video_preprocessor_config.json", None),
     ):
         path = folder / name
-        try:
-            found = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-        except FileNotFoundError:
+        if not path.exists():
             continue
-        except msgspec.MsgspecError as error:
-            raise ConfigError(f"{path}: {error}") from None
+        found = read_config(path)
         inner = found if key is None else found.get(key)
         if isinstance(inner, Mapping):
             return inner, path

@@ -16,7 +16,8 @@ from tokenizers import Tokenizer
 from ostro import Array, Item, content_key
 from ostro.architectures.siglip import pixels
 from ostro.architectures.siglip.pixels import Floats, Pixels, Triple, check_area, resize
-from ostro.errors import ConfigError, RequestError, TokenizerError
+from ostro.checkpoints import read_config, read_regular
+from ostro.errors import RequestError, TokenizerError
 
 SIDE = 4096
 """The longest side of an image in patches."""
@@ -92,13 +93,8 @@ class Pictures:
         path, settings = self.folder / "tokenizer.json", self.folder / "processor_config.json"
         if not path.is_file():
             raise TokenizerError(f"{path} is missing, which has the tokens {[*MARKS.values()]}")
-        try:
-            stated = msgspec.json.decode(settings.read_bytes(), type=dict[str, Any])
-        except FileNotFoundError:
-            stated = {}
-        except msgspec.MsgspecError as error:
-            raise ConfigError(f"{settings}: {error}") from None
-        tokenizer, ids = Tokenizer.from_file(str(path)), list[int]()
+        stated = read_config(settings, missing_ok=True)
+        tokenizer, ids = Tokenizer.from_buffer(read_regular(path)), list[int]()
         for name, default in MARKS.items():
             text = stated.get(name, default)
             text = text.get("content") if isinstance(text, dict) else text

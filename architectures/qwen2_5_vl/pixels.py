@@ -15,6 +15,7 @@ import numpy as np
 from PIL import Image
 
 from ostro.architectures.qwen2_5_vl.grid import SIDE, Grid
+from ostro.checkpoints import read_config
 from ostro.errors import ConfigError, RequestError
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
@@ -109,17 +110,17 @@ def read(folder: Path, kind: str, vision: Mapping[str, Any]) -> Preprocessor:
 
     Raises ConfigError for a missing file, or settings that are not implemented.
     """
-    whole = parse(folder / "processor_config.json").get(f"{kind}_processor")
     path = folder / "processor_config.json"
+    whole = read_config(path, missing_ok=True).get(f"{kind}_processor")
     if whole is None:
-        found = [folder / name for name in FILES[kind] if (folder / name).is_file()]
+        found = [folder / name for name in FILES[kind] if (folder / name).exists()]
         path = found[0] if found else folder / FILES[kind][0]
         if not found:
             raise ConfigError(
                 f"{path} is missing, which has the {kind} settings; download the model again, "
                 "or copy the file from its original"
             )
-        whole = parse(path)
+        whole = read_config(path)
     return settings_of(whole, path, vision)
 
 
@@ -146,16 +147,6 @@ def refusal(settings: Preprocessor, vision: Mapping[str, Any]) -> str | None:
         if value < 1 or vision.get(theirs, value) != value:
             return f"{ours}={value}, but the config has {theirs}={vision.get(theirs)}"
     return None
-
-
-def parse(path: Path) -> dict[str, Any]:
-    """The JSON object of a file, empty if it does not exist. Raises ConfigError."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except FileNotFoundError:
-        return {}
-    except msgspec.MsgspecError as error:
-        raise ConfigError(f"{path}: {error}") from None
 
 
 def fit(

@@ -13,6 +13,7 @@ from ostro.architectures.qwen2_5_vl import inputs as qwen2_5_vl
 from ostro.architectures.qwen2_5_vl.grid import Grid, Ints
 from ostro.architectures.qwen2_5_vl.inputs import FPS, Seconds
 from ostro.architectures.qwen2_5_vl.pixels import fit
+from ostro.checkpoints import read_regular
 from ostro.errors import TokenizerError
 
 
@@ -25,7 +26,7 @@ class Inputs(qwen2_5_vl.Inputs):
         path = self.folder / "tokenizer.json"
         if not path.is_file():
             raise TokenizerError(f"{path} is missing, which videos need for timestamps")
-        return Tokenizer.from_file(str(path))
+        return Tokenizer.from_buffer(read_regular(path))
 
     def sample(self, total: int, fps: float) -> Ints:
         """The indices of sampled frames, evenly spaced from the first to the last."""

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 from PIL import Image
 
+from ostro.checkpoints import read_config
 from ostro.errors import ConfigError, RequestError
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
@@ -127,12 +128,9 @@ def find(folder: Path) -> tuple[Path, dict[str, Any]]:
     """The settings file of a folder, and its content. Raises ConfigError."""
     for name in FILES:
         path = folder / name
-        try:
-            found = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-        except FileNotFoundError:
+        if not path.exists():
             continue
-        except msgspec.MsgspecError as error:
-            raise ConfigError(f"{path}: {error}") from None
+        found = read_config(path)
         if name == FILES[1]:
             return path, found
         if isinstance(inner := found.get("image_processor"), Mapping):

@@ -37,7 +37,7 @@ from ostro.core.load.describe import target_of
 from ostro.core.load.open import open_container
 from ostro.core.nn.experts import ExpertLinear
 from ostro.core.nn.storage import Storage, Stored
-from ostro.core.paths import resolve_path
+from ostro.core.paths import read_regular, resolve_path
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Files, Settings, TensorInfo, resolve
 from ostro.core.tokenizer import Tokenizer, load_tokenizer
@@ -295,10 +295,10 @@ def read_json_files(root: Path, names: Sequence[str]) -> dict[str, Any]:
 def read_config(path: Path) -> Mapping[str, Any]:
     """Parse a JSON file. Raises AdapterError unless it holds an object."""
     try:
-        if path.stat().st_size > JSON_BYTES:
-            raise AdapterError(f"{path.name} is larger than {JSON_BYTES} bytes")
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        found = json.loads(read_regular(path, JSON_BYTES))
+    except OSError as error:
+        raise AdapterError(f"{path.name} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
         raise AdapterError(f"{path.name} is not valid JSON: {error!s:.200}") from None
     if not isinstance(found, dict):
         raise AdapterError(f"{path.name} holds {type(found).__name__}, expected an object")

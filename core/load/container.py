@@ -14,7 +14,6 @@ import json
 import logging
 import mmap
 import os
-import stat
 import sys
 import weakref
 from collections.abc import Iterator, Mapping
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from ostro.core.errors import CheckpointError, ConfigError, ModelNotFound, nearest
+from ostro.core.paths import open_regular, read_regular, reason_of
 from ostro.core.records import TensorInfo
 
 if TYPE_CHECKING:
@@ -121,10 +121,7 @@ class MappedFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            # Opening a pipe would block until a writer appears.
-            if not stat.S_ISREG(os.stat(path).st_mode):
-                raise CheckpointError(f"{path.name}: not a regular file")
-            with open(path, "rb") as file:
+            with open_regular(path) as file:
                 self.size = os.fstat(file.fileno()).st_size
                 self._map = _map(file.fileno(), self.size) if self.size else None
                 self._descriptor = os.dup(file.fileno())
@@ -132,7 +129,7 @@ class MappedFile:
         except FileNotFoundError:
             raise ModelNotFound(f"{path}: no such file") from None
         except (OSError, ValueError) as error:
-            raise CheckpointError(f"{path.name}: cannot be mapped: {error}") from error
+            raise CheckpointError(f"{path.name}: cannot be mapped: {reason_of(error)}") from error
         self.data: np.ndarray[Any, np.dtype[np.uint8]] = np.frombuffer(self._map or b"", np.uint8)
 
     def read(self, info: TensorInfo, start: int) -> torch.Tensor:
@@ -252,8 +249,7 @@ def read_config(path: Path, *, missing_ok: bool = False) -> dict[str, Any]:
     """
     file = path / "config.json" if path.is_dir() else path
     try:
-        with open(file, "rb") as stream:
-            raw = stream.read(CONFIG_BYTES + 1)
+        raw = read_regular(file, CONFIG_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         if missing_ok:
             return {}
@@ -273,8 +269,6 @@ def read_config(path: Path, *, missing_ok: bool = False) -> dict[str, Any]:
 
 
 def _parse_config(name: str, raw: bytes) -> dict[str, Any]:
-    if len(raw) > CONFIG_BYTES:
-        raise ConfigError(f"{name}: larger than {CONFIG_BYTES // 10**6} MB")
     deep = ConfigError(f"{name}: nested more than {CONFIG_DEPTH} levels deep")
     try:
         config = json.loads(raw)

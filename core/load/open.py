@@ -17,7 +17,8 @@ from ostro.core.errors import (
     UsageError,
 )
 from ostro.core.load import bare, transformers_backend
-from ostro.core.load.container import CheckpointOpener, ConfigReader, Container
+from ostro.core.load.container import CONFIG_BYTES, CheckpointOpener, ConfigReader, Container
+from ostro.core.paths import read_regular
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import STARTER, Architecture, Files, Settings, resolve
 
@@ -167,7 +168,7 @@ def generation_defaults(container: Container) -> dict[str, Any]:
     """The content of a model's generation_config.json; empty if it is missing or unreadable."""
     folder = container.path if container.path.is_dir() else container.path.parent
     try:
-        found = json.loads((folder / "generation_config.json").read_text("utf-8"))
+        found = json.loads(read_regular(folder / "generation_config.json", CONFIG_BYTES))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -20,8 +20,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ostro.core.errors import CheckpointError, ConfigError
-from ostro.core.load.container import Container
+from ostro.core.load.container import CONFIG_BYTES, Container
 from ostro.core.load.names import FLOATS
+from ostro.core.paths import read_regular, reason_of
 
 MODES = {
     "pooling_mode_cls_token": "first",
@@ -105,7 +106,7 @@ def read_pooling(
     `default` is the mode without either. Raises ConfigError or CheckpointError with the file.
     """
     modules = folder / "modules.json"
-    if not modules.is_file():
+    if not modules.exists():
         return Pooling(default) if container is None else header_pooling(container, default, device)
     mode, layers, normalize = default, [], False
     for entry in read_json(modules, list):
@@ -182,9 +183,9 @@ def read_dense(folder: Path, device: torch.device) -> Dense:
 def read_json(file: Path, kind: type) -> Any:
     """Parse a JSON file whose root is of type `kind`, list or dict. Raises ConfigError."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(read_regular(file, CONFIG_BYTES))
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{file}: {error}") from None
+        raise ConfigError(f"{file}: {reason_of(error)}") from None
     if not isinstance(found, kind):
         raise ConfigError(f"{file}: not a JSON {'list' if kind is list else 'object'}")
     return found

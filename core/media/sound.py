@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,11 @@ Samples = np.ndarray[Any, Any]
 FORMATS = ("WAV", "WAVEX", "FLAC", "OGG", "MP3")
 SECONDS = 3 * 3600
 """Limit on the length of an audio file, in seconds."""
-MOST = 1 << 29
-"""Limit on the samples of a file."""
+MAX_SAMPLES = 1 << 29
+"""Limit on the samples of a file, those of all channels."""
 RATES = (4000, 384_000)
-BLOCK = 1 << 20
+BLOCK = 1 << 18
+"""Samples that are decoded and resampled at a time."""
 UNKNOWN = 0x7FFF_0000
 """Data sizes from this value on, and 0, mean that the writer of a WAV did not know the length."""
 CROSSINGS = 24
@@ -40,25 +42,26 @@ def read_sound(data: bytes, rate: int = 16000) -> Samples:
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
             check_header(file)
-            parts = list(blocks(file))
-            declared, theirs, kind = file.frames, file.samplerate, file.format
+            samples, count = decode(file, rate)
+            declared, kind = file.frames, file.format
     except soundfile.LibsndfileError as error:
         raise RequestError(
             f"the audio file cannot be read ({error.error_string}); send {', '.join(FORMATS)}",
             param="file",
         ) from None
-    samples = np.concatenate([np.zeros(0, np.float32), *parts])
-    if cut_off(data, kind, declared, len(samples)):
+    if cut_off(data, kind, declared, count):
         raise RequestError("the audio file is truncated", param="file")
     if not len(samples):
         raise RequestError("the audio file is empty", param="file")
     if not np.isfinite(samples).all():
         raise RequestError("the audio file contains NaN or Inf", param="file")
-    return resample(samples, theirs, rate)
+    return samples
 
 
 def check_header(file: Any) -> None:
-    """Raise RequestError for an unsupported format or sample rate, before samples are read."""
+    """Raise RequestError for an unsupported format or sample rate, and for sound that is too long,
+    before samples are read.
+    """
     if file.format not in FORMATS:
         raise RequestError(
             f"{file.format} audio is not supported; send {', '.join(FORMATS)}", param="file"
@@ -68,18 +71,48 @@ def check_header(file: Any) -> None:
             f"the sample rate {file.samplerate} Hz is not within {RATES[0]}..{RATES[1]}",
             param="file",
         )
+    check_length(file, file.frames)
+
+
+def check_length(file: Any, frames: int) -> None:
+    """Raise RequestError for a file of this many frames, samples of each channel."""
+    if frames > SECONDS * file.samplerate:
+        raise RequestError(f"the audio is longer than {SECONDS // 60} minutes", param="file")
+    if (samples := frames * file.channels) > MAX_SAMPLES:
+        raise RequestError(
+            f"the audio has {samples / 1e6:.1f} million samples in {file.channels} channels; the "
+            f"limit is {MAX_SAMPLES / 1e6:.0f} million: send one channel, or a lower sample rate",
+            param="file",
+        )
+
+
+def decode(file: Any, rate: int) -> tuple[Samples, int]:
+    """The samples of a file at `rate` Hz, float32 [n], and the number of frames that were read.
+
+    Raises RequestError for a file that is longer than its header states, and too long.
+    """
+    resampler = Resampler(file.samplerate, rate)
+    # Most of it is never written, and takes no memory: the length in a header may be wrong.
+    most = min(SECONDS * file.samplerate, MAX_SAMPLES // file.channels)
+    samples, count, end = np.empty(resampler.count(most), np.float32), 0, 0
+    for block in blocks(file):
+        count += len(block)
+        check_length(file, count)
+        end = append(samples, end, resampler.push(block))
+    end = append(samples, end, resampler.finish())
+    return samples[:end], count
+
+
+def append(samples: Samples, end: int, more: Samples) -> int:
+    """Write more samples at an index; return the index after them."""
+    samples[end : end + len(more)] = more
+    return end + len(more)
 
 
 def blocks(file: Any) -> Iterator[Samples]:
     """Read blocks of samples with channels averaged, whatever length the header states."""
-    most, count = min(SECONDS * file.samplerate, MOST), 0
     step = max(1, BLOCK // file.channels)
     while len(block := file.read(step, dtype="float32", always_2d=True)):
-        count += len(block)
-        if count > most:
-            raise RequestError(
-                f"the audio is longer than {most // file.samplerate // 60} minutes", param="file"
-            )
         yield block.mean(1)
 
 
@@ -125,26 +158,60 @@ def wav_is_short(data: bytes) -> bool:
 
 
 def resample(samples: Samples, rate: int, target: int) -> Samples:
-    """Resample float32 [n] at `rate` Hz to float32 [ceil(n * target / rate)] at `target` Hz.
+    """Resample float32 [n] at `rate` Hz to float32 [ceil(n * target / rate)] at `target` Hz."""
+    resampler = Resampler(rate, target)
+    parts = [resampler.push(samples[i : i + BLOCK]) for i in range(0, len(samples), BLOCK)]
+    return np.concatenate([*parts, resampler.finish()])
+
+
+class Resampler:
+    """Resamples blocks of float32 [n] at `rate` Hz to `target` Hz.
 
     Polyphase filter: a sinc with a Kaiser window and its cutoff at the lower of the two rates.
     """
-    if rate == target:
-        return samples
-    shared = math.gcd(rate, target)
-    up, down = target // shared, rate // shared
-    cut = min(1.0, target / rate)
-    half = math.ceil(CROSSINGS / cut)
-    count = -(-len(samples) * up // down)
-    out = np.empty(count, np.float32)
-    padded = np.pad(samples, (half - 1, half + 1))
-    windows = sliding_window_view(padded, 2 * half)
-    for phase in range(min(up, count)):
-        first, rest = divmod(phase * down, up)
-        mine = out[phase::up]
-        inputs = windows[first::down][: len(mine)]
-        mine[:] = inputs @ taps(rest / up, half, cut)
-    return out
+
+    def __init__(self, rate: int, target: int) -> None:
+        shared = math.gcd(rate, target)
+        self.up, self.down = target // shared, rate // shared
+        cut = min(1.0, target / rate)
+        self.half = math.ceil(CROSSINGS / cut)
+        self.cut = cut
+        self.given = self.returned = 0
+        self.inputs = np.zeros(self.half - 1, np.float32)
+        """Samples that further ones of the result depend on, with silence before the first."""
+
+    def count(self, given: int) -> int:
+        """The number of samples that this many become."""
+        return -(-given * self.up // self.down)
+
+    @cached_property
+    def phases(self) -> list[tuple[int, Samples]]:
+        """The first input of each of `up` samples in a row, and the filter's weights."""
+        starts = (divmod(phase * self.down, self.up) for phase in range(self.up))
+        return [(first, taps(rest / self.up, self.half, self.cut)) for first, rest in starts]
+
+    def push(self, samples: Samples) -> Samples:
+        """Take a block; return the samples that depend on no later block."""
+        self.given += len(samples)
+        if self.up == self.down:
+            return samples
+        self.inputs = np.concatenate([self.inputs, samples])
+        # `down` inputs become `up` samples, each the sum over 2 * half inputs.
+        cycles = max(0, (len(self.inputs) - 2 * self.half + 1) // self.down)
+        out = np.empty(cycles * self.up, np.float32)
+        if cycles:
+            windows = sliding_window_view(self.inputs, 2 * self.half)
+            for phase, (first, weights) in enumerate(self.phases):
+                out[phase :: self.up] = windows[first :: self.down][:cycles] @ weights
+        self.inputs = self.inputs[cycles * self.down :]
+        self.returned += len(out)
+        return out
+
+    def finish(self) -> Samples:
+        """The last samples, with silence after the last block."""
+        missing = 0 if self.up == self.down else self.count(self.given) - self.returned
+        silence = np.zeros(2 * self.half + (missing // self.up + 1) * self.down, np.float32)
+        return self.push(silence)[:missing] if missing else silence[:0]
 
 
 def taps(shift: float, half: int, cut: float) -> Samples:

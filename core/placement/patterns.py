@@ -7,16 +7,21 @@ import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from torch.nn import Module
+from typing import TYPE_CHECKING, Any
 
 from ostro.core.errors import UsageError, nearest
+from ostro.core.paths import read_regular, reason_of
+
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 PLACEMENT = "--placement"
 
 KEYWORDS: Mapping[str, str] = {PLACEMENT: ", or auto, auto:SIZE, offload"}
 """The other values of an option, for its error message."""
+
+TABLE_BYTES = 1_000_000
+"""Limit on a TOML file of rules, in bytes."""
 
 MAX_NUMBER = 10_000
 """The largest number in a set such as [2-5], which is expanded to a list."""
@@ -35,33 +40,39 @@ class PatternRule:
 
 
 def read_rules(text: str, option: str = PLACEMENT) -> list[PatternRule]:
-    """Parse the rules of an option: "PATTERN = NAME, ...", or a TOML file of such pairs.
+    """The rules of an option of the command line: as for `parse_rules`, or the path of a TOML file
+    of such pairs.
 
     Raises UsageError for malformed rules and for a file that cannot be read.
     """
     if "=" not in text:
         return list(table_rules(read_table(Path(text), option), option))
+    return parse_rules(text, option)
+
+
+def parse_rules(text: str, option: str = PLACEMENT) -> list[PatternRule]:
+    """Parse "PATTERN = NAME, ..."; the text is never a path. Raises UsageError."""
     # Commas inside of brackets separate numbers, not rules.
     rules = []
     for item in re.split(r",(?![^\[]*\])", text):
         pattern, equals, target = (part.strip().strip("\"'") for part in item.partition("="))
         if not (pattern and equals and target):
-            raise UsageError(f"{option}: {item.strip()!r} is not a rule; write PATTERN = NAME")
+            raise UsageError(f"{option}: {item.strip()!r:.80} is not a rule; write PATTERN = NAME")
         rules.append(PatternRule(pattern, target))
     return rules
 
 
 def read_table(path: Path, option: str) -> Mapping[str, Any]:
-    """Parse a TOML file. Raises UsageError."""
+    """Parse a TOML file. Raises UsageError, also for a pipe and for a file above `TABLE_BYTES`."""
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        return tomllib.loads(read_regular(path, TABLE_BYTES).decode())
     except FileNotFoundError:
         raise UsageError(
             f"{option} {path}: there is no such file; write PATTERN = NAME, or the name of a TOML "
             f"file{KEYWORDS.get(option, '')}"
         ) from None
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{option} {path}: {error}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{option} {path}: {reason_of(error)}") from None
 
 
 def table_rules(table: Mapping[str, Any], option: str, above: str = "") -> Iterator[PatternRule]:
@@ -114,14 +125,14 @@ def ancestors(path: str) -> list[str]:
 def regex(pattern: str, option: str = PLACEMENT) -> re.Pattern[str]:
     """A pattern as a regular expression of a path. Raises UsageError for a malformed set."""
     core = pattern.removesuffix(".*")
-    pieces = re.split(r"(\*|\[[^\]]*\])", core)
+    pieces = re.split(r"(\*+|\[[^\]]*\])", core)
     anywhere = "" if {".", "*"} & set(core) else r"(?:.*\.)?"
     return re.compile(anywhere + "".join(piece_regex(piece, pattern, option) for piece in pieces))
 
 
 def piece_regex(piece: str, pattern: str, option: str) -> str:
-    """The regular expression of "*", of a set in brackets, or of literal text."""
-    if piece == "*":
+    """The regular expression of stars, of a set in brackets, or of literal text."""
+    if piece.startswith("*"):
         return ".*"
     if not piece.startswith("["):
         return re.escape(piece)

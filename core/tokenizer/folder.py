@@ -11,8 +11,12 @@ import tokenizers
 from tokenizers import AddedToken
 
 from ostro.core.errors import TokenizerError
+from ostro.core.paths import read_regular, reason_of
 from ostro.core.records import TokenizerSource
 from ostro.core.tokenizer.tokenizer import Tokenizer
+
+CONFIG_BYTES = 10_000_000
+"""Limit on the file of a config or of a chat template, in bytes."""
 
 ROLES = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 
@@ -142,7 +146,7 @@ def _templates(root: Path, config: Mapping[str, Any]) -> str | dict[str, str] | 
     """The chat template, or several by name."""
     main = _main_template(root, config)
     named = {
-        extra.stem: extra.read_text(encoding="utf-8")
+        extra.stem: _read_template(extra)
         for extra in sorted(root.glob("additional_chat_templates/*.jinja"))
     }
     if not named:
@@ -152,8 +156,8 @@ def _templates(root: Path, config: Mapping[str, Any]) -> str | dict[str, str] | 
 
 def _main_template(root: Path, config: Mapping[str, Any]) -> str | dict[str, str] | None:
     """The chat template outside of the folder of additional ones, or several by name."""
-    if (file := root / "chat_template.jinja").is_file():
-        return file.read_text(encoding="utf-8")
+    if (file := root / "chat_template.jinja").exists():
+        return _read_template(file)
     found = config.get("chat_template") or read_json(root / "chat_template.json").get(
         "chat_template"
     )
@@ -162,14 +166,22 @@ def _main_template(root: Path, config: Mapping[str, Any]) -> str | dict[str, str
     return found
 
 
+def _read_template(file: Path) -> str:
+    try:
+        text = read_regular(file, CONFIG_BYTES).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokenizerError(f"{file.name}: cannot be read: {reason_of(error)}") from None
+    return text.replace("\r\n", "\n")
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object, {} without a file. Raises TokenizerError if it is malformed."""
-    if not path.is_file():
+    if not path.exists():
         return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise TokenizerError(f"{path.name}: {error}") from error
+        value = json.loads(read_regular(path, CONFIG_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
+        raise TokenizerError(f"{path.name}: {reason_of(error)}") from error
     if not isinstance(value, dict):
         raise TokenizerError(f"{path.name}: expected an object, found {type(value).__name__}")
     return value

@@ -22,11 +22,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from ostro.core.errors import UsageError, nearest
+from ostro.core.paths import read_regular, reason_of
 from ostro.core.records import Scope
 from ostro.entrypoints.operations.caller import Caller
 
 log = logging.getLogger(__name__)
-MAX_BYTES = 16 << 20
+MAX_BYTES = 16_000_000
 """Limit on the bytes of a keys file; 10,000 keys need some 3 MB."""
 MAX_PRIORITY = 2**31 - 1
 CONFIG_TABLES = ("server", "models")
@@ -246,14 +247,9 @@ def read_keys(file: Path) -> list[Key]:
 def read_text(file: Path) -> str:
     """The text of a file of an operator. Raises UsageError if it is unreadable or very large."""
     try:
-        info = file.stat()
-        if not stat.S_ISREG(info.st_mode):
-            raise UsageError("not a regular file")
-        if info.st_size > MAX_BYTES:
-            raise UsageError(f"larger than {MAX_BYTES >> 20} MiB")
-        return file.read_text("utf-8")
+        return read_regular(file, MAX_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(str(error)) from None
+        raise UsageError(reason_of(error)) from None
 
 
 def parse_toml(text: str) -> dict[str, Any]:

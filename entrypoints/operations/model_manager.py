@@ -217,31 +217,20 @@ class ModelManager:
 
     async def add(self, name: str, settings: Settings) -> list[str]:
         """Add a model and load it, or load one with other settings. Raises as `load`."""
-        managed = self.models.get(name)
+        managed = await settled(self.models, name)
         if managed is not None:
-            return await self.change(name, settings)
+            return await asyncio.shield(self.begin(managed, settings))
         managed = ManagedModel(name, ModelOptions(settings=settings))
         self.models[name] = managed
         self.service.names = (*self.service.names, name)
-        try:
-            return await asyncio.shield(self.begin(managed))
-        except BaseException:
-            if name not in self.service.models:
-                del self.models[name]
-                self.service.names = tuple(each for each in self.service.names if each != name)
-            raise
+        return await asyncio.shield(self.run(managed, self._add(managed)))
 
     async def requantize(self, name: str, quant: str | None, topology: str | None) -> list[str]:
         """Load a model in other formats; see `Settings`. Raises as `load`."""
-        managed = self.get(name)
+        managed = await settled(self.models, self.get(name).name)
+        if managed is None:
+            raise self.service.unknown(name)
         settings = replace(managed.options.settings, quant=quant, topology=topology)
-        return await self.change(managed.name, settings)
-
-    async def change(self, name: str, settings: Settings) -> list[str]:
-        """Load a model with other settings, which it keeps if that succeeds. Raises as `load`."""
-        managed = self.models[name]
-        while managed.change is not None:
-            await asyncio.wait([managed.change])
         return await asyncio.shield(self.begin(managed, settings))
 
     async def unload(self, name: str) -> None:
@@ -249,9 +238,9 @@ class ModelManager:
 
         Raises NotFound if it is not loaded.
         """
-        managed = self.get(name)
-        while managed.change is not None:
-            await asyncio.wait([managed.change])
+        managed = await settled(self.models, self.get(name).name)
+        if managed is None:
+            raise self.service.unknown(name)
         if managed.name not in self.service.models:
             message = f"the model {managed.name!r:.100} is {self.state(managed.name)}, not loaded"
             raise NotFound(message, param="model")
@@ -276,6 +265,17 @@ class ModelManager:
 
         task.add_done_callback(end)
         return task
+
+    async def _add(self, managed: ManagedModel) -> list[str]:
+        """Load a new model, or remove it: here, since the client of its request may leave."""
+        try:
+            return await self._load(managed, managed.options.settings)
+        except BaseException:
+            name = managed.name
+            if name not in self.service.models:
+                del self.models[name]
+                self.service.names = tuple(each for each in self.service.names if each != name)
+            raise
 
     async def _load(self, managed: ManagedModel, settings: Settings) -> list[str]:
         try:
@@ -341,3 +341,13 @@ class ModelManager:
         """Let chats contain media if a model supports them."""
         if "text" in model.tasks and model.architecture.inputs is not None:
             self.service.takes_media = True
+
+
+async def settled(models: Mapping[str, ManagedModel], name: str) -> ManagedModel | None:
+    """The model of a name once no change of it is under way; None if there is no such model.
+
+    A model that was being added is removed if its load fails.
+    """
+    while (managed := models.get(name)) is not None and managed.change is not None:
+        await asyncio.wait([managed.change])
+    return managed

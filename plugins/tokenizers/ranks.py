@@ -18,6 +18,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 
 from ostro import TokenizerSource
+from ostro.checkpoints import read_regular
 from ostro.errors import TokenizerError
 from ostro.pipelines import Tokenizer, build_tokenizer, byte_alphabet, tokenizer_errors
 from ostro.plugins.tokenizers.pretokenizers import find_pretokenizer
@@ -64,7 +65,7 @@ def load_tekken(source: TokenizerSource) -> Tokenizer:
     """Load a tekken.json. The ids of control tokens come first, the ranks follow."""
     file = source.file or TEKKEN
     with tokenizer_errors(f"{file}: not a valid tekken file"):
-        stated = msgspec.json.decode((source.root / file).read_bytes(), type=_Tekken)
+        stated = msgspec.json.decode(read_regular(source.root / file), type=_Tekken)
     config = stated.config
     count = config.default_num_special_tokens
     size = config.default_vocab_size - count
@@ -130,7 +131,7 @@ def tiktoken_files(source: TokenizerSource) -> Iterator[str]:
 def read_ranks(path: Path) -> Iterator[bytes]:
     """The tokens of a tiktoken file in the order of their ranks: lines of base64 and rank."""
     with tokenizer_errors(f"{path.name}: not a tiktoken file"):
-        lines = path.read_text("ascii").splitlines()
+        lines = read_regular(path).decode("ascii").splitlines()
         rows = [line.split() for line in lines if line]
         ranks = {int(rank): token for token, rank in rows}
     if sorted(ranks) != list(range(len(rows))):

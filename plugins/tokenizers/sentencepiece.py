@@ -14,6 +14,7 @@ from typing import Any
 import tokenizers
 
 from ostro import TokenizerSource
+from ostro.checkpoints import read_regular
 from ostro.errors import TokenizerError
 from ostro.pipelines import Tokenizer, build_tokenizer, tokenizer_errors
 from ostro.plugins.tokenizers import SENTENCEPIECE
@@ -32,7 +33,7 @@ def build_sentencepiece(
     Raises TokenizerError for other model types and malformed files.
     """
     with tokenizer_errors(f"{path.name}: not a SentencePiece model"):
-        model = _Model.parse(path.read_bytes(), path.name)
+        model = _Model.parse(read_regular(path), path.name)
     pieces = model.pieces
     with tokenizer_errors(f"{path.name}: malformed vocabulary"):
         if model.type == "BPE":
@@ -56,7 +57,7 @@ def build_sentencepiece(
 def read_pieces(path: Path) -> Pieces:
     """The pieces of a SentencePiece model file. Raises TokenizerError if it is malformed."""
     with tokenizer_errors(f"{path.name}: not a SentencePiece model"):
-        return _Model.parse(path.read_bytes(), path.name).pieces
+        return _Model.parse(read_regular(path), path.name).pieces
 
 
 def load_sentencepiece(source: TokenizerSource) -> Tokenizer:

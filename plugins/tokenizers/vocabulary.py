@@ -11,6 +11,7 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 from ostro import TokenizerSource
+from ostro.checkpoints import read_regular
 from ostro.errors import TokenizerError
 from ostro.pipelines import Tokenizer, build_tokenizer, tokenizer_errors
 from ostro.plugins.tokenizers.pretokenizers import find_pretokenizer
@@ -60,7 +61,7 @@ def read_backend(path: Path) -> tokenizers.Tokenizer:
     that the file states.
     """
     with tokenizer_errors(f"{path.name}: not a valid tokenizer"):
-        data = path.read_bytes()
+        data = read_regular(path)
         backend = tokenizers.Tokenizer.from_buffer(data)
         stated = msgspec.json.decode(data, type=_Stated)
     backend.no_truncation()
@@ -91,7 +92,8 @@ def build_merges(root: Path, kind: str) -> tuple[tokenizers.Tokenizer, dict[str,
             f"{', '.join(WORDS)}); save the tokenizer with transformers to get a tokenizer.json"
         )
     with tokenizer_errors(f"{root.name}: vocab.json or merges.txt"):
-        model = models.BPE.from_file(str(root / "vocab.json"), str(root / "merges.txt"))
+        vocab = msgspec.json.decode(read_regular(root / "vocab.json"), type=dict[str, int])
+        model = models.BPE(vocab, read_merges(root / "merges.txt"))
     backend = tokenizers.Tokenizer(model)
     backend.decoder = decoders.ByteLevel()
     if kind == "CLIP":
@@ -105,6 +107,22 @@ def build_merges(root: Path, kind: str) -> tuple[tokenizers.Tokenizer, dict[str,
     if kind in ("Roberta", "Bart"):
         return backend, _rules(backend, "<s>", "</s>")
     return backend, {"prefix": (), "suffix": ()}
+
+
+def read_merges(path: Path) -> list[tuple[str, str]]:
+    """The merges of a merges.txt, one a line. Raises TokenizerError, OSError and ValueError."""
+    merges = []
+    lines = read_regular(path).decode().replace("\r\n", "\n").removesuffix("\n").split("\n")
+    for number, line in enumerate(lines, 1):
+        if line.startswith("#version"):
+            continue
+        left, space, right = line.partition(" ")
+        if not space or " " in right:
+            raise TokenizerError(
+                f"{path.name}: line {number}: {line!r:.80} is not a pair of tokens"
+            )
+        merges.append((left, right))
+    return merges
 
 
 def _build_clip(backend: tokenizers.Tokenizer) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
@@ -133,7 +151,8 @@ def build_wordpiece(
             f"{root.name}: vocab.txt of {kind}Tokenizer is not supported; save the tokenizer with "
             "transformers to get a tokenizer.json"
         )
-    lines = (root / "vocab.txt").read_text(encoding="utf-8").split("\n")
+    with tokenizer_errors(f"{root.name}: vocab.txt"):
+        lines = read_regular(root / "vocab.txt").decode().split("\n")
     ids = {line.rstrip("\r"): id for id, line in enumerate(lines) if line}
     backend = tokenizers.Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
     backend.normalizer = normalizers.BertNormalizer(

@@ -16,7 +16,7 @@ from ostro.core.load.container import (
     tensor_fault,
 )
 from ostro.core.load.open import PROJECTOR
-from ostro.core.paths import atomic_path, refuse_existing, resolve_path
+from ostro.core.paths import atomic_path, read_regular, refuse_existing, resolve_path
 from ostro.core.plugins.manager import PluginManager
 from ostro.plugins.checkpoints.gguf.ggml import BY_NAME as GGML_BY_NAME
 from ostro.plugins.checkpoints.gguf.ggml import TYPES as GGML_TYPES
@@ -89,6 +89,7 @@ __all__ = [
     "format_bytes",
     "parse_size",
     "read_config",
+    "read_regular",
     "refuse_existing",
     "resolve_path",
     "tensor_fault",

@@ -22,9 +22,11 @@ from ostro.core.errors import (
     Overloaded,
     RequestError,
     Unsupported,
+    UsageError,
 )
 from ostro.core.messages.outputs import Stats
 from ostro.core.messages.requests import DEFAULT
+from ostro.core.placement.patterns import parse_rules
 from ostro.core.records import Route, RouteHandler, Settings
 from ostro.entrypoints.operations.admin import Admin
 from ostro.entrypoints.operations.caller import Caller, Forbidden
@@ -41,7 +43,8 @@ MAX_NAME = 128
 
 class LoadModelRequest(msgspec.Struct, kw_only=True):
     """A model to load: one of the server's, or with `reference` the one at a path below
-    --model-root. The other fields are options of that model, as on the command line.
+    --model-root. The other fields are options of that model, as on the command line, but `topology`
+    has rules, not the name of a file.
     """
 
     model: str
@@ -63,7 +66,7 @@ class ModelRequest(msgspec.Struct, kw_only=True):
 
 class RequantizeRequest(msgspec.Struct, kw_only=True):
     """The formats of a model's weights, as --quant and --topology; without both, the checkpoint's
-    own.
+    own. `topology` has rules, not the name of a file.
     """
 
     quant: str | None = None
@@ -118,6 +121,7 @@ async def load(operations: Operations, caller: Caller, body: LoadModelRequest) -
         explain = await manager.load(body.model)
     else:
         check_name(manager.service, body.model)
+        check_topology(body.topology)
         path = await asyncio.to_thread(find, operations.model_admin, body.reference)
         settings = settings_of(body, path, manager)
         explain = await manager.add(body.model, settings)
@@ -143,6 +147,7 @@ async def requantize(
 ) -> ModelStatus:
     """Load a model in other formats; running requests end with the old ones."""
     manager = manager_of(operations)
+    check_topology(body.topology)
     explain = await manager.requantize(id, body.quant, body.topology)
     return await status_of(manager, id, explain)
 
@@ -196,6 +201,23 @@ def check_name(service: Service, name: str) -> None:
     adapters = (each for model in service.names for each in service.adapters.of(model))
     if name == DEFAULT or name in service.aliases or name in adapters:
         raise RequestError(f"{name!r} is the name of an adapter or an alias", param="model")
+
+
+def check_topology(topology: str | None) -> None:
+    """Raise RequestError unless a topology consists of rules.
+
+    On the command line it may be the path of a file. A client must not name files of the server.
+    """
+    if topology is None:
+        return
+    try:
+        parse_rules(topology)
+    except UsageError:
+        raise RequestError(
+            f"topology: {topology!r:.80} is not a list of rules; write PATTERN = FORMAT, ...; a "
+            "TOML file can be named only on the command line",
+            param="topology",
+        ) from None
 
 
 def options_of(body: LoadModelRequest) -> dict[str, object]:

@@ -20,6 +20,7 @@ from ostro.checkpoints import (
     MappedContainer,
     MappedFile,
     TensorLocation,
+    read_regular,
     resolve_path,
     tensor_fault,
 )
@@ -107,10 +108,10 @@ def _refuse_pickles(names: list[str]) -> NoReturn:
 
 def _read_index(index: Path) -> dict[str, str]:
     """Tensor name -> shard file name."""
-    with open(index, "rb") as file:
-        raw = file.read(MAX_HEADER + 1)
-    if len(raw) > MAX_HEADER:
-        raise CheckpointError(f"{index.name}: larger than {MAX_HEADER // 10**6} MB")
+    try:
+        raw = read_regular(index, MAX_HEADER)
+    except OSError as error:
+        raise CheckpointError(f"{index.name}: cannot be read: {error.strerror}") from None
     owners = _parse(index.name, raw).get("weight_map")
     if not isinstance(owners, dict) or not all(isinstance(v, str) for v in owners.values()):
         raise CheckpointError(f"{index.name}: weight_map must map tensor names to file names")

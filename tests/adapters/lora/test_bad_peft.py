@@ -210,7 +210,11 @@ def test_an_inconsistent_index_is_rejected(
     ("name", "text", "message"),
     [
         ("chat_template.jinja", b"\xff", "chat_template.jinja: cannot be read"),
-        ("chat_template.jinja", b" " * 1_000_001, "chat_template.jinja: larger than 1 MB"),
+        (
+            "chat_template.jinja",
+            b" " * 1_000_001,
+            "chat_template.jinja: cannot be read: larger than 1 MB",
+        ),
         ("tokenizer_config.json", b'{"chat_template": 3}', "chat_template must be a text"),
         ("tokenizer_config.json", b"[]", "tokenizer_config.json: is not a valid JSON"),
         ("added_tokens.json", b'{"a": "b"}', "added_tokens.json: 'a': 'b' is not a token id"),

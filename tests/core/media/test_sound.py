@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import struct
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -198,9 +200,74 @@ def test_inconsistent_values_of_unused_header_fields_are_ignored(fields: dict[st
 
 
 def test_a_flac_that_says_it_is_endless() -> None:
-    """36 bits of its header tell how many samples it has; memory is for those that are there."""
+    """36 bits of its header tell how many samples it has."""
     data = bytearray(written(tone(440), form="FLAC"))
     data[21] |= 15
     data[22:26] = b"\xff" * 4
-    with pytest.raises(RequestError, match=r"truncated|cannot be read"):
+    with pytest.raises(RequestError, match="longer than 180 minutes"):
         read_sound(bytes(data))
+
+
+def flac(frames: int, rate: int = 48_000, channels: int = 1) -> bytes:
+    """A FLAC file of zeros: a hundredth of a byte per sample."""
+    file, block = io.BytesIO(), np.zeros((1 << 18, channels), np.int16)
+    with soundfile.SoundFile(file, "w", rate, channels, format="FLAC", subtype="PCM_16") as out:
+        for start in range(0, frames, len(block)):
+            out.write(block[: frames - start])
+    return file.getvalue()
+
+
+def test_sound_is_refused_from_its_header(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The samples of all channels count, and none is decoded."""
+    monkeypatch.setattr(module, "MAX_SAMPLES", 1 << 20)
+    assert len(read_sound(flac(1 << 19, channels=2))) == -(-(1 << 19) // 3)
+    for data in (flac((1 << 19) + 1, channels=2), flac((1 << 20) + 1), flac(1 << 18, channels=8)):
+        with monkeypatch.context() as patch:
+            patch.setattr(soundfile.SoundFile, "read", None)
+            with pytest.raises(RequestError, match=r"million samples .* limit is 1 million") as got:
+                read_sound(data)
+        assert got.value.param == "file"
+
+
+def test_sound_without_a_length_is_decoded_up_to_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MAX_SAMPLES", 1 << 19)
+    assert len(read_sound(wav(bytes(2 << 19), 0xFFFF_FFFF))) == 1 << 19
+    monkeypatch.setattr(module, "check_header", lambda file: None)  # as if it stated no length
+    with pytest.raises(RequestError, match=r"0\.8 million samples .* limit is 1 million"):
+        read_sound(wav(bytes(4 << 19), 0xFFFF_FFFF))
+
+
+CHILD = """
+import resource, sys
+from ostro.core.media.sound import read_sound
+import numpy, soundfile, ostro.core.media.sound
+data = sys.stdin.buffer.read()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+samples = read_sound(data)
+print(len(samples), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before >> 10)
+"""
+
+
+def test_the_memory_of_long_sound_is_that_of_its_result() -> None:
+    """2^25 samples at 48 kHz: 12 minutes of 43 MB at 16 kHz, and blocks of a few MB."""
+    command = [sys.executable, "-c", CHILD]
+    done = subprocess.run(command, input=flac(1 << 25), capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr.decode()[-2000:]
+    count, megabytes = map(int, done.stdout.split())
+    assert count == -(-(1 << 25) // 3) and megabytes < 120
+
+
+@pytest.mark.parametrize("rate", [8000, 11_025, 16_000, 22_050, 44_100, 48_000, 96_000])
+def test_blocks_are_resampled_as_the_whole(monkeypatch: pytest.MonkeyPatch, rate: int) -> None:
+    samples = np.random.default_rng(0).uniform(-1, 1, 2 * rate + 7).astype(np.float32)
+    data = written(samples, rate, kind="FLOAT")
+    whole = read_sound(data)
+    assert whole.shape == (-(-len(samples) * 16_000 // rate),)
+    assert np.allclose(whole, resample(samples, rate, 16_000), atol=1e-6)
+    for block in (1, 999, 10_007):
+        if block == 1 and rate != 8000:
+            continue  # one sample at a time takes seconds
+        monkeypatch.setattr(module, "BLOCK", block)
+        assert np.allclose(read_sound(data), whole, atol=1e-6)

@@ -6,6 +6,8 @@ import gc
 import os
 import resource
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +34,7 @@ from ostro.core.errors import (
     Unsupported,
 )
 from ostro.core.media.worker import (
+    MEMORY,
     SECONDS,
     ErrorReply,
     MediaSource,
@@ -262,6 +265,31 @@ def test_refusals_keep_their_kind(make: Make, folder: Path, raw: dict[str, Any])
             [PLACE], [MediaSource("image", SMALL)]
         )
     assert good(shop).items
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+resource.setrlimit(resource.RLIMIT_AS, (limit := int(sys.argv[1]), limit))
+from ostro.core.media.worker import MediaWorker
+worker = MediaWorker("", {}, Path())
+print(*worker.look(sys.stdin.buffer.read()).shape)
+print(*resource.prlimit(worker.pid, resource.RLIMIT_AS))
+worker.close()
+"""
+
+
+@pytest.mark.process
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="reads the limits of a process")
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [(8 << 30, 8 << 30), (64 << 30, MEMORY), (resource.RLIM_INFINITY, MEMORY)],
+)
+def test_a_limit_on_the_memory_of_the_server_is_not_raised(limit: int, expected: int) -> None:
+    command = [sys.executable, "-c", LIMITED, str(limit)]
+    done = subprocess.run(command, input=SMALL, capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr.decode()[-2000:]
+    assert done.stdout.split() == [b"8", b"16", b"3", *[str(expected).encode()] * 2]
 
 
 def test_room_that_is_not_there(

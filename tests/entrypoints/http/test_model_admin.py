@@ -8,26 +8,26 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import httpx
 import pytest
 from echo.model import make_model
-from tiny.server import RunningServer, serving_models
+from tiny.model_routes import (
+    admin,
+    complete,
+    models,
+    options,
+    server_of,
+    states,
+    status,
+    wait_until,
+)
 
 from ostro.core.records import Settings
 from ostro.entrypoints.operations.keys import sha256_of
-from ostro.entrypoints.serve_config import ModelOptions
-
-ENGINE = "echo.engine:open_engine"
-ADMIN = {"Authorization": "Bearer admin"}
-TIMEOUT = 240
-"""Seconds. On a busy machine, a queue of loads takes more than a minute."""
-Load = Literal["start", "on demand"]
 
 
 @pytest.fixture(scope="module")
@@ -37,52 +37,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("one", "two", "large-a", "large-b", "broken"):
         make_model(root / name)
     return root
-
-
-def options(folder: Path, name: str, load: Load = "start", *aliases: str) -> ModelOptions:
-    settings = Settings(reference=str(folder / name), name=name)
-    return ModelOptions(settings=settings, load=load, aliases=aliases)
-
-
-def models(folder: Path, *names: str, load: Load = "start") -> list[ModelOptions]:
-    return [options(folder, name, load) for name in names]
-
-
-@contextmanager
-def server_of(configured: list[ModelOptions], **fields: Any) -> Iterator[RunningServer]:
-    fields = {"admin_key": "admin", "engine": ENGINE, **fields}
-    with serving_models(configured, **fields) as server:
-        yield server
-
-
-def admin(server: RunningServer, path: str, **body: Any) -> httpx.Response:
-    return httpx.post(server.url + path, json=body, headers=ADMIN, timeout=TIMEOUT)
-
-
-def status(server: RunningServer, model: str) -> dict[str, Any]:
-    url = f"{server.url}/v1/models/{model}/status"
-    response = httpx.get(url, headers=ADMIN, timeout=TIMEOUT)
-    assert response.status_code == 200, response.text
-    found: dict[str, Any] = response.json()
-    return found
-
-
-def complete(server: RunningServer, model: str | None = None, **body: Any) -> httpx.Response:
-    body = {"prompt": "hello", "max_tokens": 3, **body}
-    if model is not None:
-        body["model"] = model
-    return server.post("/v1/completions", **body)
-
-
-def states(server: RunningServer) -> dict[str, str]:
-    return {each["id"]: each["state"] for each in server.get("/v1/models").json()["data"]}
-
-
-def wait_until(server: RunningServer, model: str, state: str) -> None:
-    deadline = time.monotonic() + 120
-    while states(server)[model] != state:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_a_model_is_unloaded_and_loaded(folder: Path) -> None:

@@ -101,7 +101,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         read_keys(tmp_path / "binary")
     with (tmp_path / "large").open("wb") as file:
         file.truncate(17 << 20)
-    with pytest.raises(UsageError, match="larger than 16 MiB"):
+    with pytest.raises(UsageError, match="larger than 16 MB"):
         read_keys(tmp_path / "large")
 
 
