@@ -12,7 +12,7 @@ import msgspec
 
 from ostro.core.errors import RequestError
 from ostro.entrypoints.operations.batches import Batch, BatchUsage
-from ostro.entrypoints.operations.decoding import SMALL, decode_aside
+from ostro.entrypoints.operations.decoding import SMALL, json_aside
 from ostro.entrypoints.operations.json_scanner import check_text
 from ostro.entrypoints.operations.state import State
 
@@ -154,7 +154,7 @@ async def parse_line(data: bytes, endpoint: str | None, limit: int) -> Line | Li
     """
     if len(data) > limit:
         return LineError(code="line_too_long", message=f"the line exceeds {limit} bytes")
-    return await decode_aside(len(data), partial(decode_line, data, endpoint))
+    return await json_aside(len(data), partial(decode_line, data, endpoint))
 
 
 def decode_line(data: bytes, endpoint: str | None) -> Line | LineError:
@@ -186,7 +186,7 @@ async def custom_id_of(data: bytes, limit: int) -> str | None:
     """Return the custom_id of an invalid line, None without one, and for a line beyond a limit."""
     if len(data) > limit:
         return None
-    return await decode_aside(len(data), partial(decode_custom_id, data))
+    return await json_aside(len(data), partial(decode_custom_id, data))
 
 
 def decode_custom_id(data: bytes) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated
 
@@ -23,7 +23,7 @@ from ostro.entrypoints.operations.responses.items import (
     stored_items,
 )
 from ostro.entrypoints.operations.responses.response import Response
-from ostro.entrypoints.operations.state import State, not_found
+from ostro.entrypoints.operations.state import PAGE_BYTES, Page, State, not_found
 
 KIND, PREFIX = "conversation", "conv_"
 MAX_ITEMS = 20
@@ -143,34 +143,46 @@ class Conversations:
 
     async def require_room(self, documents: int, items: Sequence[Item], caller: Caller) -> None:
         """Raise an error if the caller may not store documents and items besides."""
-        nbytes = len(msgspec.json.encode(items))
-        await self.state.require_room(caller.name, documents + len(items), nbytes)
+        await self.state.require_room_for(caller.name, documents + len(items), items)
 
     async def put(self, id: str, items: Sequence[Item], caller: Caller) -> None:
         for item in items:
             name = id_of(item)[-DIGITS:]
             await self.state.put(caller.name, item_kind(id), name, StoredItem(item=item))
 
-    async def all_items(self, id: str, caller: Caller = ANYONE) -> list[Item]:
-        """Return all items of a conversation, the oldest first."""
+    async def parts(self, id: str, caller: Caller = ANYONE) -> AsyncGenerator[list[Item], None]:
+        """Yield all items of a conversation in parts, of which the newest one is first.
+
+        The request holds all of them; raises as `HeldDocuments.add`.
+        """
         await self.get(id, caller)
-        found: list[Item] = []
         after, more = None, True
         while more:
-            page = await self.state.list(
-                caller.name, item_kind(id), StoredItem, after=after, limit=PAGE, descending=False
-            )
-            found += [each.value.item for each in page.items]
+            page = await self.page(id, caller, after=after, limit=PAGE)
+            yield [each.value.item for each in reversed(page.items)]
             more, after = page.has_more, page.items[-1].document.id if page.items else None
-        return found
+
+    async def page(
+        self, id: str, caller: Caller, *, after: str | None, limit: int, descending: bool = True
+    ) -> Page[StoredItem]:
+        """Return some items, which the request holds; fewer than `limit` if they are large."""
+        return await self.state.list(
+            caller.name,
+            item_kind(id),
+            StoredItem,
+            after=after,
+            limit=limit,
+            descending=descending,
+            max_bytes=PAGE_BYTES,
+            count=self.state.held.add,
+        )
 
     async def items(self, id: str, request: ItemListRequest, caller: Caller = ANYONE) -> ItemPage:
         """Return a page of items. Raises RequestError for an invalid cursor."""
         await self.get(id, caller)
-        page = await self.state.list(
-            caller.name,
-            item_kind(id),
-            StoredItem,
+        page = await self.page(
+            id,
+            caller,
             after=None if request.after is None else digits_of(request.after),
             limit=request.limit,
             descending=request.order == "desc",
@@ -180,7 +192,8 @@ class Conversations:
     async def item(self, id: str, item: str, caller: Caller = ANYONE) -> Item:
         """Return an item of a conversation."""
         await self.get(id, caller)
-        found = await self.state.get(caller.name, item_kind(id), item[-DIGITS:], StoredItem)
+        name, count = item[-DIGITS:], self.state.held.add
+        found = await self.state.get(caller.name, item_kind(id), name, StoredItem, count=count)
         if found.value.item.id != item:
             raise not_found(item)
         return found.value.item

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -26,10 +27,10 @@ TOKEN_BYTES = 4
 PROMPT_FACTOR = 8
 """Factor between the largest and the typical text of a prompt: JSON escapes, white space."""
 SMALL = 64 << 10
-"""Bytes that are decoded on the event loop; larger bodies are decoded in a thread."""
-DECODER = ThreadPoolExecutor(1, thread_name_prefix="body")
-"""The thread that decodes large bodies. It holds the GIL for most of the time: a second one would
-decode no more, and delay other requests twice as long.
+"""Bytes of JSON that are decoded or encoded on the event loop; more are, in a thread."""
+DECODER = ThreadPoolExecutor(1, thread_name_prefix="json")
+"""The thread that decodes and encodes large JSON. It holds the GIL for most of the time: a second
+one would do no more, and delay other requests twice as long.
 """
 MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 OBJECT = msgspec.json.Decoder(dict[str, Any])
@@ -53,11 +54,26 @@ def max_bytes(service: Service, body: RequestBody) -> int:
     return min(MAX_BYTES, BODY_SLACK + text)
 
 
-async def decode_aside(size: int, work: Callable[[], T]) -> T:
-    """Return the result of decoding a body of `size` bytes: in a thread if it is large."""
+async def json_aside(size: int, work: Callable[[], T]) -> T:
+    """Return the result of work on JSON of `size` bytes: in a thread if it is large."""
     if size <= SMALL:
         return work()
-    return await asyncio.get_running_loop().run_in_executor(DECODER, work)
+    return await asyncio.get_running_loop().run_in_executor(DECODER, uncollected, work)
+
+
+def uncollected(work: Callable[[], T]) -> T:
+    """Return the result of work during which no garbage is collected. One thread calls this.
+
+    Decoding makes many objects and no garbage. Collections meanwhile look at all objects of the
+    process, for a second if they are millions, and hold the GIL.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return work()
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def decode(

@@ -11,12 +11,13 @@ from typing import Any, cast
 import msgspec
 
 from ostro.core.errors import OstroError, StepFailed, Unsupported
+from ostro.core.plugins.task_errors import task_errors
 from ostro.core.records import Content, RequestBody, Route
 from ostro.core.store import new_id
 from ostro.entrypoints.operations.admission import claim
 from ostro.entrypoints.operations.batch_runner import Busy, Execute
 from ostro.entrypoints.operations.caller import Caller, Forbidden
-from ostro.entrypoints.operations.decoding import decode, decode_aside, max_bytes
+from ostro.entrypoints.operations.decoding import decode, json_aside, max_bytes
 from ostro.entrypoints.operations.errors import (
     BUSY,
     ErrorBody,
@@ -25,6 +26,7 @@ from ostro.entrypoints.operations.errors import (
     in_form,
     internal_error,
 )
+from ostro.entrypoints.operations.handler import call
 from ostro.entrypoints.operations.keys import KeyRing
 from ostro.entrypoints.operations.operations import Operations
 from ostro.entrypoints.operations.quotas import Quota, Quotas, RequestTooLarge
@@ -38,7 +40,7 @@ FINAL = (StepFailed, StoreLimitReached)
 RESPONSES = "/v1/responses"
 """The route of responses in the background."""
 LOW_PRIORITY = 1000
-"""Priority of a batch's requests: behind all others."""
+"""Priority of requests of batches and of responses in the background: behind all others."""
 
 
 def make_executor(
@@ -101,21 +103,23 @@ async def run(
 
     Raises as the handler, and RequestError or RequestTooLarge for a malformed body.
     """
-    assert route.handler is not None
+    place = f"the route {route.name!r}"
     caller.require(route.scope)
     with claim(caller, quota, route.name.partition(" ")[2]) as own:
         try:
-            if route.requires is not None:
-                route.requires(operations)
-            request = await read(route, data, operations)
-            response = await route.handler(operations, caller, request)
+            with task_errors(place):
+                if route.requires is not None:
+                    route.requires(operations)
+                request = await read(route, data, operations)
+            response = await call(route, operations, caller, request, {}, place)
         except OstroError as error:
             if error.status in BUSY:
                 own.give_back()
             raise
     if isinstance(response, AsyncGenerator):
-        async with aclosing(response):
-            await anext(response, None)  # a generator that has not begun would release nothing
+        with task_errors(place):
+            async with aclosing(response):
+                await anext(response, None)  # a generator that has not begun would release nothing
     if isinstance(response, AsyncGenerator | Content):
         raise Unsupported("a request of a batch must be answered with JSON", param="stream")
     return msgspec.json.encode(response)
@@ -130,7 +134,7 @@ async def read(route: Route, data: bytes, operations: Operations) -> Any:
         raise RequestTooLarge(f"the body exceeds {limit} bytes")
     if kind is None:
         return None
-    return await decode_aside(len(data), partial(decode, data, kind, check=options.check))
+    return await json_aside(len(data), partial(decode, data, kind, check=options.check))
 
 
 def failure(route: Route | None, status: int, content: ErrorBody) -> tuple[int, bytes]:
@@ -140,14 +144,17 @@ def failure(route: Route | None, status: int, content: ErrorBody) -> tuple[int, 
 
 
 def make_acting(ring: KeyRing, quotas: Quotas) -> Acting:
-    """Return the function that gives responses in the background the caller of a name."""
+    """Return the function that gives responses in the background the caller of a name.
+
+    They have the low priority of batches.
+    """
 
     @contextmanager
     def acting(name: str) -> Iterator[Caller]:
         found = ring.named(name)
         if found is None:
             raise Forbidden(f"the API key {name!r} of the response is no longer valid")
-        caller, key = found
+        caller, key = low(found[0]), found[1]
         caller.require("infer")
         with claim(caller, quotas.of(name, key), RESPONSES):
             yield caller

@@ -177,12 +177,16 @@ class Files:
         return found.value, read_chunks(await self.state.open_blob(found.document))
 
     async def read(self, id: str, limit: int, caller: Caller = ANYONE) -> tuple[str, bytes]:
-        """Return the name and the content of a file. Raises RequestError beyond `limit` bytes."""
+        """Return the name and the content of a file, which the request holds.
+
+        Raises RequestError beyond `limit` bytes, and as `HeldDocuments.add`.
+        """
         file = await self.get(id, caller)
         if file.nbytes > limit:
             raise RequestError(
                 f"{id} has {file.nbytes} bytes; at most {limit} fit", param="file_id"
             )
+        self.state.held.add(file.nbytes)
         _, chunks = await self.content(id, caller)
         return file.filename, b"".join([chunk async for chunk in chunks])
 

@@ -13,11 +13,14 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from math import inf
 from secrets import token_hex
+from time import monotonic
 
 import msgspec
 
 from ostro.core.errors import DocumentNotFound, OstroError, StoreConflict, StoreError
+from ostro.core.turns import Turns
 from ostro.entrypoints.operations.state import State
 
 log = logging.getLogger(__name__)
@@ -25,6 +28,8 @@ POLL_SECONDS, LEASE_SECONDS = 10.0, 30.0
 """Interval at which jobs are searched for, and length of a lease."""
 PAGE = 1000
 """Jobs that are read at a time."""
+SHARE = 20
+"""The jobs are not listed again for this many times as long as listing them took."""
 SKIP_SECONDS = 60.0
 """Time for which a server does not try again a job that it had to leave to others."""
 ABANDONED_SECONDS = 25 * 3600.0
@@ -39,10 +44,14 @@ class ModelNotServed(OstroError):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """Work that has not ended. One server at a time does it: `server`, until `until`."""
+    """Work that has not ended. One server at a time does it: `server`, until `until`.
+
+    cancelled: its document says that it was cancelled.
+    """
 
     server: str = ""
     until: float = 0.0
+    cancelled: bool = False
 
 
 class FairSlots:
@@ -50,7 +59,7 @@ class FairSlots:
 
     def __init__(self, slots: int) -> None:
         self.free = slots
-        self.waiting: dict[str, deque[asyncio.Future[None]]] = {}  # the next owner is first
+        self.waiting = Turns[asyncio.Future[None]]()
 
     @asynccontextmanager
     async def slot(self, owner: str) -> AsyncIterator[None]:
@@ -59,7 +68,7 @@ class FairSlots:
             self.free -= 1
         else:
             turn = asyncio.get_running_loop().create_future()
-            self.waiting.setdefault(owner, deque()).append(turn)
+            self.waiting.add(owner, turn)
             try:
                 await turn
             except asyncio.CancelledError:
@@ -73,12 +82,8 @@ class FairSlots:
 
     def release(self) -> None:
         """Give a slot to the next owner."""
-        while self.waiting:
-            owner = next(iter(self.waiting))
-            queue = self.waiting.pop(owner)
-            turn = queue.popleft()
-            if queue:
-                self.waiting[owner] = queue
+        while (following := self.waiting.take()) is not None:
+            _, turn = following
             if not turn.cancelled():
                 turn.set_result(None)
                 return
@@ -115,6 +120,9 @@ class JobRunner:
         self.running: dict[str, asyncio.Task[None]] = {}
         self.owners = Counter[str]()  # of the jobs that run
         self.skipped: dict[str, float] = {}  # jobs that only others can do, until when
+        self.queue: dict[str, deque[str]] = {}  # the last list: ids by owner, oldest first
+        self.listed, self.announced = -inf, True  # time of the list; whether it lacks jobs
+        self.listing_seconds = 0.0
 
     async def work(self, owner: str, id: str) -> None:
         """Do a job to its end. Raises DocumentNotFound if its document is deleted."""
@@ -127,6 +135,7 @@ class JobRunner:
 
     def notify(self) -> None:
         """Look for new jobs now."""
+        self.announced = True
         self.changed.set()
 
     async def run(self) -> None:
@@ -135,7 +144,7 @@ class JobRunner:
             while True:
                 self.changed.clear()
                 try:
-                    await self.take()
+                    await (self.take() if self.must_list() else self.begin())
                 except StoreError as error:
                     log.warning("%s: the jobs cannot be read: %s", self.name, error)
                 with suppress(TimeoutError):
@@ -147,20 +156,41 @@ class JobRunner:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    def must_list(self) -> bool:
+        """Whether to list the jobs: some were announced, or `poll` seconds are over.
+
+        Listing many jobs often would leave no time for requests.
+        """
+        age = monotonic() - self.listed
+        if not self.announced and age < self.poll:
+            return False
+        pause = SHARE * self.listing_seconds - age
+        if pause > 0:
+            asyncio.get_running_loop().call_later(pause, self.changed.set)
+        return pause <= 0
+
     async def take(self) -> None:
-        """Start jobs that no server works on.
+        """List the jobs that no server works on, and start some."""
+        self.announced, begin = False, monotonic()
+        self.queue = await self.waiting()
+        self.listed = monotonic()
+        self.listing_seconds = self.listed - begin
+        await self.begin()
+
+    async def begin(self) -> None:
+        """Start jobs of the last list.
 
         Owners with the fewest running jobs come first, and of each owner the oldest job.
         """
-        waiting = await self.waiting()
-        while waiting:
-            owner = min(waiting, key=self.owners.__getitem__)
+        queue = self.queue
+        while queue:
+            owner = min(queue, key=self.owners.__getitem__)
             if self.owners[owner] and len(self.running) >= self.most:
                 break
-            id = waiting[owner].popleft()
-            if not waiting[owner]:
-                del waiting[owner]
-            if await self.claim(owner, id):
+            id = queue[owner].popleft()
+            if not queue[owner]:
+                del queue[owner]
+            if id not in self.running and await self.claim(owner, id):
                 task = asyncio.create_task(self.hold(owner, id))
                 self.running[id] = task
                 self.owners[owner] += 1

@@ -29,8 +29,11 @@ from ostro.core.errors import (
     UsageError,
 )
 from ostro.core.plugins.manager import PluginManager
+from ostro.core.plugins.task_errors import task_errors
 from ostro.core.records import Store, resolve
 from ostro.core.store import BlobWriter, Document, DocumentStore, StoreUsage
+from ostro.entrypoints.operations.decoding import json_aside
+from ostro.entrypoints.operations.held_documents import HeldDocuments
 from ostro.entrypoints.operations.store_limits import StoreLimits
 
 log = logging.getLogger(__name__)
@@ -44,8 +47,12 @@ ATTEMPTS = 20
 """Attempts to change a document that other requests change at the same time."""
 CHUNK = 1 << 20
 """Bytes that are read or written at a time."""
+PAGE_BYTES = 8 << 20
+"""Limit on the documents of one page of a list whose documents can be large."""
 CURSOR = re.compile(r"[a-z_-]{0,32}[0-9a-f]{32}")
 """An id: a prefix and 32 hexadecimal digits, as `new_id` makes it."""
+Count = Callable[[int], object]
+"""Called with the bytes of documents before they are decoded. It may raise."""
 T = TypeVar("T")
 V = TypeVar("V", bound=msgspec.Struct)
 
@@ -85,7 +92,7 @@ class State:
         the bytes of all documents.
         """
         self._open, self.retention = open, retention
-        self.limits = StoreLimits(limit)
+        self.limits, self.held = StoreLimits(limit), HeldDocuments()
         self._store: DocumentStore | None = None
         self._thread = ThreadPoolExecutor(1, "store")
         self._sweeping: asyncio.Task[None] | None = None
@@ -155,18 +162,18 @@ class State:
         also its default. Raises StoreConflict.
         """
         now, seconds = time.time(), self.lifetime(lifetime)
-        document = Document(
-            owner=owner,
-            kind=kind,
-            id=id,
-            body=msgspec.json.encode(value),
-            created=now,
-            expires=None if seconds is None else now + seconds,
-            blob="" if blob is None else blob.name,
-        )
-        nbytes = len(document.body) + (0 if blob is None else blob.size)
 
         def put(store: DocumentStore) -> int:
+            document = Document(
+                owner=owner,
+                kind=kind,
+                id=id,
+                body=msgspec.json.encode(value),
+                created=now,
+                expires=None if seconds is None else now + seconds,
+                blob="" if blob is None else blob.name,
+            )
+            nbytes = len(document.body) + (0 if blob is None else blob.size)
             if limited:
                 self.limits.check(store, owner, 1, nbytes)
             version = store.put(document, expected=expected)
@@ -182,6 +189,15 @@ class State:
         """Raise StoreLimitReached or StoreFull if there is no room for documents of this size."""
         await self.call(lambda store: self.limits.check(store, owner, documents, nbytes))
 
+    async def require_room_for(self, owner: str, documents: int, content: object) -> None:
+        """Raise as `require_room` if there is no room for documents with this content as JSON."""
+
+        def check(store: DocumentStore) -> None:
+            nbytes = len(msgspec.json.encode(content)) if self.limits.limits(owner) else 0
+            self.limits.check(store, owner, documents, nbytes)
+
+        await self.call(check)
+
     async def room(self, owner: str) -> float:
         """Return the bytes that an owner may still store, infinity without a limit.
 
@@ -189,12 +205,16 @@ class State:
         """
         return await self.call(lambda store: self.limits.room(store, owner))
 
-    async def get(self, owner: str, kind: str, id: str, type: type[V]) -> StoredValue[V]:
-        """Return a document and its value."""
-        found = await self.call(lambda store: store.get(owner, kind, id))
-        if found is None:
+    async def get(
+        self, owner: str, kind: str, id: str, type: type[V], *, count: Count | None = None
+    ) -> StoredValue[V]:
+        """Return a document and its value. count: see `Count`; it is called if there is one."""
+        document = await self.call(lambda store: store.get(owner, kind, id))
+        if document is None:
             raise not_found(id)
-        return decode(found, type)
+        if count is not None:
+            count(len(document.body))
+        return await json_aside(len(document.body), partial(decode, document, type))
 
     async def list(
         self,
@@ -205,19 +225,30 @@ class State:
         after: str | None = None,
         limit: int = 20,
         descending: bool = True,
+        max_bytes: int | None = None,
+        count: Count | None = None,
     ) -> Page[V]:
         """Return at most `limit` documents after the id `after`, newest first if `descending`.
 
-        No owner selects those of all owners. Raises RequestError for an invalid cursor.
+        No owner selects those of all owners. max_bytes: limit on the bytes of the documents, of
+        which there is at least one. count: as in `get`. Raises RequestError for an invalid cursor.
         """
         if after is not None and not CURSOR.fullmatch(after):
             raise RequestError(f"{after!r:.80} is not an id of this list", param="after")
-        found = await self.call(
-            lambda store: store.list(
-                owner, kind, after=after, limit=limit + 1, descending=descending
-            )
-        )
-        return Page([decode(each, type) for each in found[:limit]], len(found) > limit)
+
+        def read(store: DocumentStore) -> tuple[Sequence[Document], bool]:
+            listed = partial(store.list, owner, kind, descending=descending)
+            if max_bytes is None:
+                documents = listed(after=after, limit=limit + 1)
+                return documents[:limit], len(documents) > limit
+            return bounded_page(listed, after, limit, max_bytes)
+
+        documents, has_more = await self.call(read)
+        nbytes = sum(len(document.body) for document in documents)
+        if count is not None:
+            count(nbytes)
+        items = await json_aside(nbytes, lambda: [decode(document, type) for document in documents])
+        return Page(items, has_more)
 
     async def change(
         self,
@@ -297,10 +328,11 @@ class State:
     def _run(self, function: Callable[[DocumentStore], T]) -> T:
         """Call a function, in the store's thread. Raises StoreError for an unexpected exception."""
         try:
-            if self._store is None:
-                assert self._open is not None
-                self._store = self._open()
-            return function(self._store)
+            with task_errors():
+                if self._store is None:
+                    assert self._open is not None
+                    self._store = self._open()
+                return function(self._store)
         except StoreError as error:
             if not isinstance(error, StoreConflict):
                 log.error("%s", error)
@@ -346,6 +378,24 @@ async def read_chunks(file: BinaryIO) -> AsyncIterator[bytes]:
 
 def not_found(id: str) -> DocumentNotFound:
     return DocumentNotFound(f"there is no {id!r:.80}; it may be deleted or expired")
+
+
+def bounded_page(
+    listed: Callable[..., Sequence[Document]], after: str | None, limit: int, max_bytes: int
+) -> tuple[Sequence[Document], bool]:
+    """Return a page of documents, and whether more follow; see `State.list`.
+
+    listed: lists documents, as `DocumentStore.list`. It is called for one document at a time: how
+    large the next one is shows when it is read.
+    """
+    documents, nbytes = list[Document](), 0
+    while following := listed(after=after, limit=1):
+        nbytes += len(following[0].body)
+        if documents and (len(documents) == limit or nbytes > max_bytes):
+            return documents, True
+        documents += following
+        after = following[0].id
+    return documents, False
 
 
 def decode(document: Document, type: type[V]) -> StoredValue[V]:

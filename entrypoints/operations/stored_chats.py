@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from ostro.entrypoints.operations.caller import ANYONE, Caller
 from ostro.entrypoints.operations.metadata import Metadata
-from ostro.entrypoints.operations.state import State, not_found
+from ostro.entrypoints.operations.state import PAGE_BYTES, State, not_found
 
 KIND, PREFIX = "chat_completion", "chatcmpl-"
 MAX_PAGE = 100
@@ -31,21 +31,31 @@ class ChatListRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     metadata: Metadata | None = None
 
 
-class StoredChat(msgspec.Struct, kw_only=True):
-    """A completion: the messages of its request, and the JSON of its response."""
+class StoredCompletion(msgspec.Struct, kw_only=True):
+    """A completion: the JSON of a response."""
 
     id: str
     model: str
     metadata: Mapping[str, str]
-    messages: list[dict[str, Any]]
     completion: msgspec.Raw
+
+    def matches(self, request: ChatListRequest) -> bool:
+        """Whether it belongs into a list."""
+        wanted = (request.metadata or {}).items()
+        return request.model in (None, self.model) and wanted <= self.metadata.items()
+
+
+class StoredChat(StoredCompletion, kw_only=True):
+    """A completion with the messages of its request."""
+
+    messages: list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class ChatPage:
     """A part of a list of completions, and whether more follow."""
 
-    chats: list[StoredChat]
+    chats: list[StoredCompletion]
     has_more: bool
 
 
@@ -60,31 +70,42 @@ class StoredChats:
         await self.state.put(caller.name, KIND, chat.id, chat)
 
     async def get(self, id: str, caller: Caller = ANYONE) -> StoredChat:
+        """Return a completion with its messages."""
+        count = self.state.held.add
+        return (await self.state.get(caller.name, KIND, id, StoredChat, count=count)).value
+
+    async def completion(self, id: str, caller: Caller = ANYONE) -> StoredCompletion:
         """Return a completion."""
-        return (await self.state.get(caller.name, KIND, id, StoredChat)).value
+        return (await self.state.get(caller.name, KIND, id, StoredCompletion)).value
 
     async def list(self, request: ChatListRequest, caller: Caller = ANYONE) -> ChatPage:
-        """Return a page of completions. Raises RequestError for an invalid cursor."""
-        wanted = (request.metadata or {}).items()
-        found: list[StoredChat] = []
-        after, more = request.after, True
-        while more and len(found) <= request.limit:
+        """Return a page of completions, fewer than the limit if they are large.
+
+        Raises RequestError for an invalid cursor.
+        """
+        chats, after, more, nbytes = list[StoredCompletion](), request.after, True, 0
+        while more:
             page = await self.state.list(
                 caller.name,
                 KIND,
-                StoredChat,
+                StoredCompletion,
                 after=after,
                 limit=MAX_PAGE,
                 descending=request.order == "desc",
+                max_bytes=PAGE_BYTES,
             )
-            chats = [each.value for each in page.items]
-            found += [
-                chat
-                for chat in chats
-                if request.model in (None, chat.model) and wanted <= chat.metadata.items()
-            ]
-            more, after = page.has_more, chats[-1].id if chats else after
-        return ChatPage(found[: request.limit], len(found) > request.limit)
+            for item in page.items:
+                if not item.value.matches(request):
+                    continue
+                if chats and (len(chats) == request.limit or nbytes > PAGE_BYTES):
+                    return ChatPage(chats, has_more=True)
+                completion = item.value.completion.copy()  # not a part of the document's bytes
+                size = memoryview(completion).nbytes
+                self.state.held.add(size)
+                nbytes += size
+                chats.append(replace(item.value, completion=completion))
+            more, after = page.has_more, page.items[-1].document.id if page.items else after
+        return ChatPage(chats, has_more=False)
 
     async def update(
         self, id: str, metadata: Mapping[str, str], caller: Caller = ANYONE

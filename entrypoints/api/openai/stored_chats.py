@@ -16,7 +16,7 @@ from ostro.entrypoints.operations.caller import Caller
 from ostro.entrypoints.operations.conversations import MetadataRequest
 from ostro.entrypoints.operations.decoding import MAX_BYTES
 from ostro.entrypoints.operations.operations import Operations
-from ostro.entrypoints.operations.stored_chats import ChatListRequest, StoredChat
+from ostro.entrypoints.operations.stored_chats import ChatListRequest, StoredChat, StoredCompletion
 
 PATH = "/v1/chat/completions"
 
@@ -75,7 +75,7 @@ async def get_chat(
     operations: Operations, caller: Caller, request: None, *, id: str
 ) -> ChatCompletion:
     """Return a stored chat completion."""
-    return completion_of(await operations.documents.chats.get(id, caller))
+    return completion_of(await operations.documents.chats.completion(id, caller))
 
 
 async def update_chat(
@@ -125,7 +125,7 @@ def stored_chat(body: ChatBody, completion: ChatCompletion) -> StoredChat:
     )
 
 
-def completion_of(chat: StoredChat) -> ChatCompletion:
+def completion_of(chat: StoredCompletion) -> ChatCompletion:
     """Return the completion with its present metadata."""
     found = msgspec.json.decode(chat.completion, type=ChatCompletion)
     found.metadata = dict(chat.metadata)

@@ -49,7 +49,7 @@ async def chat(
     """Continue a conversation."""
     request, documents = body.to_request(), operations.documents
     if body.store:  # a store that does not work is known before the generation
-        await documents.state.room(caller.name)
+        await documents.state.require_room_for(caller.name, 1, body.messages)
     generation = await operations.chat(request, caller)
     head, token_bytes = heading("chatcmpl", generation.model), generation.token_bytes
     if body.store:

@@ -14,6 +14,7 @@ from ostro.core.errors import OstroError, RequestError, Unsupported
 from ostro.core.messages.target import ModelTarget
 from ostro.core.messages.text_requests import ChatRequest
 from ostro.core.pipeline import parse
+from ostro.entrypoints.operations.decoding import json_aside
 from ostro.entrypoints.operations.metadata import Metadata
 from ostro.entrypoints.operations.responses.chat import chat_messages
 from ostro.entrypoints.operations.responses.items import (
@@ -27,10 +28,18 @@ LOGPROBS = "message.output_text.logprobs"
 """The value of `include` that is supported."""
 MAX_ITEMS = 10_000
 """Limit on the items of one request."""
+ITEM_BYTES = 256
+"""Bytes of JSON that take as long as an item to convert; the length of its text does not matter."""
 CACHE = "the prefix cache finds repeated prefixes by itself"
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Verbosity = Literal["low", "medium", "high"]
 Label = Annotated[str, msgspec.Meta(max_length=512)]
+JsonSchema = Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "object"})]
+"""A JSON schema. It is kept as text: as objects it needs forty times the memory."""
+OptionalJsonSchema = Annotated[
+    msgspec.Raw, msgspec.Meta(extra_json_schema={"type": ["object", "null"], "default": None})
+]
+NO_SCHEMA = msgspec.Raw(b"null")
 
 
 class FunctionChoice(
@@ -63,7 +72,7 @@ class FunctionTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     name: str
     type: Literal["function"] = "function"
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: OptionalJsonSchema = msgspec.field(default_factory=lambda: NO_SCHEMA)
     strict: bool | None = None
 
 
@@ -82,7 +91,7 @@ class TextFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | UnsetType = UNSET
-    schema: dict[str, Any] | UnsetType = UNSET
+    schema: JsonSchema | UnsetType = UNSET
     description: str | UnsetType | None = UNSET
     strict: bool | UnsetType | None = UNSET
 
@@ -90,14 +99,16 @@ class TextFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def processors(self) -> dict[str, Any] | None:
         """The logits processor of the format, None for text.
 
-        Raises RequestError for a schema that is missing, or present with another type.
+        Raises RequestError for a schema that is missing, no object, or present with another type.
         """
         if (self.type == "json_schema") != (self.schema is not UNSET):
             state = "is missing" if self.schema is UNSET else "requires the type json_schema"
             raise RequestError(f"text.format.schema {state}", param="text.format.schema")
         if self.type == "text":
             return None
-        named = {"json_object": True} if self.schema is UNSET else {"json_schema": self.schema}
+        named: dict[str, Any] = {"json_object": True}
+        if self.schema is not UNSET:
+            named = {"json_schema": schema_object(self.schema, "text.format.schema")}
         return {"grammar": {**named, "field": "text.format"}}
 
 
@@ -300,7 +311,8 @@ def check_output(request: ResponseRequest) -> None:
 
 def chat_fields(request: InputTokensRequest, items: Sequence[Item]) -> dict[str, Any]:
     """Return the chat request that continues items, as JSON; fields without a value are None."""
-    tools, choice = [chat_tool(tool) for tool in request.tools or ()], request.tool_choice
+    given, choice = request.tools or (), request.tool_choice
+    tools = [chat_tool(tool, f"tools[{i}]") for i, tool in enumerate(given)]
     fields: dict[str, Any] = {
         "model": request.model,
         "adapter": builtins(request.adapter),
@@ -323,16 +335,37 @@ def chat_fields(request: InputTokensRequest, items: Sequence[Item]) -> dict[str,
     return fields
 
 
-def chat_request(request: InputTokensRequest, items: Sequence[Item]) -> ChatRequest:
+async def chat_request(request: InputTokensRequest, items: Sequence[Item]) -> ChatRequest:
     """Return the chat request that continues items. Raises as `parse`."""
-    return parse(chat_fields(request, items), ChatRequest)
+    size = sum(map(len, schemas_of(request))) + ITEM_BYTES * len(items)
+    return await json_aside(size, lambda: parse(chat_fields(request, items), ChatRequest))
 
 
-def chat_tool(tool: FunctionTool) -> dict[str, Any]:
-    names = ("description", "parameters", "strict")
-    fields = {name: getattr(tool, name) for name in names}
-    given = {name: value for name, value in fields.items() if value is not None}
-    return {"type": "function", "function": {"name": tool.name, **given}}
+def schemas_of(request: InputTokensRequest) -> list[memoryview]:
+    """Return the JSON schemas of a request."""
+    schemas = [tool.parameters for tool in request.tools or ()]
+    if request.text is not None and request.text.format.schema is not UNSET:
+        schemas.append(request.text.format.schema)
+    return [memoryview(schema) for schema in schemas]
+
+
+def chat_tool(tool: FunctionTool, where: str) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description is not None:
+        function["description"] = tool.description
+    if tool.parameters != NO_SCHEMA:
+        function["parameters"] = schema_object(tool.parameters, f"{where}.parameters")
+    if tool.strict is not None:
+        function["strict"] = tool.strict
+    return {"type": "function", "function": function}
+
+
+def schema_object(schema: msgspec.Raw, where: str) -> dict[str, Any]:
+    """Return a JSON schema as objects. Raises RequestError if it is none."""
+    value = msgspec.json.decode(schema)
+    if not isinstance(value, dict):
+        raise RequestError(f"{where}: expected an object", param=where)
+    return value
 
 
 def builtins(value: Any) -> Any:

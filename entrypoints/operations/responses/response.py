@@ -122,6 +122,25 @@ class StoredResponse(msgspec.Struct, kw_only=True):
     attempts: int = 0
 
 
+class ResponseStatusOnly(msgspec.Struct, kw_only=True):
+    """The fields of a response that say how far it is."""
+
+    status: ResponseStatus
+    created_at: int
+
+    @property
+    def ended(self) -> bool:
+        """Whether the response changes no more."""
+        return self.status in ENDED
+
+
+class StoredStatus(msgspec.Struct, kw_only=True):
+    """A `StoredResponse` of which only a part is decoded."""
+
+    response: ResponseStatusOnly
+    streamed: bool = False
+
+
 class StoredInput(msgspec.Struct, kw_only=True):
     """The input of a stored response, without what it continues.
 

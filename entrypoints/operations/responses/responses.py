@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 
@@ -19,9 +19,11 @@ from ostro.core.errors import (
     Unsupported,
 )
 from ostro.core.messages.text_requests import ChatRequest
+from ostro.core.store import DocumentStore
 from ostro.entrypoints.operations.caller import ANYONE, Caller
 from ostro.entrypoints.operations.conversations import Conversations
 from ostro.entrypoints.operations.jobs import Job
+from ostro.entrypoints.operations.quotas import RateLimited, RequestTooLarge
 from ostro.entrypoints.operations.responses.builder import ResponseBuilder
 from ostro.entrypoints.operations.responses.chat import without_orphans
 from ostro.entrypoints.operations.responses.events import (
@@ -39,6 +41,7 @@ from ostro.entrypoints.operations.responses.items import (
     stored_items,
 )
 from ostro.entrypoints.operations.responses.request import (
+    MAX_ITEMS,
     InputTokensRequest,
     ResponseRequest,
     chat_request,
@@ -52,13 +55,16 @@ from ostro.entrypoints.operations.responses.response import (
     new_response,
 )
 from ostro.entrypoints.operations.responses.store import JOB_KIND, ResponseStore
-from ostro.entrypoints.operations.state import State
+from ostro.entrypoints.operations.responses.watch import ResponseWatch
+from ostro.entrypoints.operations.state import State, not_found
 from ostro.entrypoints.operations.text import Generation
 from ostro.entrypoints.operations.text_operations import TextOperations
 
 log = logging.getLogger(__name__)
-POLL_SECONDS = 0.1
-"""Interval at which the events of a running response are read."""
+MAX_BACKGROUND = 1000
+"""Limit on the responses in the background of one caller that have not ended."""
+RETRY_SECONDS = 1.0
+"""When to repeat a request that this limit has refused, in seconds."""
 
 
 class Responses:
@@ -69,7 +75,7 @@ class Responses:
     ) -> None:
         """notify: called after a response in the background is created or cancelled."""
         self.state, self.operations, self.notify = state, operations, notify
-        self.store = ResponseStore(state)
+        self.store, self.watch = ResponseStore(state), ResponseWatch(state)
         self.conversations = Conversations(state)
 
     async def open(self, request: ResponseRequest, caller: Caller = ANYONE) -> ResponseRun:
@@ -78,10 +84,10 @@ class Responses:
         Raises as `Operations.chat`, and RequestError for what cannot be continued.
         """
         store = self.stores(request)
-        if store:
-            await self.state.room(caller.name)  # a store that does not work is known now
         items = await self.read_items(request, caller)
-        before = await self.before(request, caller)
+        if store:  # a store that does not work is known now
+            await self.state.require_room_for(caller.name, 2, items)
+        before = await self.before(request, len(items), caller)
         generation = await self.generate(request, [*before, *items], caller)
         response = new_response(request, generation.model, store)
         return ResponseRun(self, request, caller, items, response, generation)
@@ -118,19 +124,32 @@ class Responses:
     async def enqueue(self, request: ResponseRequest, caller: Caller) -> Response:
         """Store a response for the runner. Raises as `open`, for what is known before."""
         self.stores(request)
-        await self.state.room(caller.name)
+        await self.require_turn(caller)
         items = await self.read_items(request, caller)
-        before = await self.before(request, caller)
-        wanted = self.chat_request(request, [*before, *items])
+        before = await self.before(request, len(items), caller)
+        wanted = await self.chat_request(request, [*before, *items])
         admitted = await self.operations.service.admit(wanted, "text", caller)
         response = new_response(request, admitted.name, store=True)
         stored = StoredResponse(response=response, streamed=bool(request.stream))
-        await self.store.add(
-            caller.name, stored, StoredInput(items=items, request=request, model=admitted.model)
-        )
+        options = replace(request, input=None)  # `items` are the input
+        given = StoredInput(items=items, request=options, model=admitted.model)
+        await self.store.add(caller.name, stored, given, limited=True)
         await self.state.put(caller.name, JOB_KIND, response.id, Job())
         self.notify()
         return response
+
+    async def require_turn(self, caller: Caller) -> None:
+        """Raise RateLimited for a caller with `MAX_BACKGROUND` responses that have not ended."""
+
+        def count(store: DocumentStore) -> int:
+            return len(store.list(caller.name, JOB_KIND, limit=MAX_BACKGROUND))
+
+        if await self.state.call(count) >= MAX_BACKGROUND:
+            raise RateLimited(
+                f"this API key has {MAX_BACKGROUND} responses in the background that have not "
+                "ended; wait for some, or cancel them",
+                RETRY_SECONDS,
+            )
 
     def stores(self, request: ResponseRequest) -> bool:
         """Whether a response is stored: by default if the server has a store.
@@ -142,36 +161,46 @@ class Responses:
             self.state.require()
         return self.state.enabled if request.store is None else request.store
 
-    async def before(self, request: InputTokensRequest, caller: Caller) -> list[Item]:
-        """Return the items that a request continues. Errors name the field of the request."""
+    async def before(self, request: InputTokensRequest, own: int, caller: Caller) -> list[Item]:
+        """Return the items that a request continues. Errors name the field of the request.
+
+        own: the number of items of the request itself. With `truncation: auto`, the oldest items
+        beyond a limit are left out. Raises RequestError for more than `MAX_ITEMS` in all, and as
+        `HeldDocuments.add`.
+        """
         if request.previous_response_id is not None:
-            with naming("previous_response_id"):
-                return await self.store.history(caller.name, request.previous_response_id)
-        if request.conversation_id is not None:
-            with naming("conversation"):
-                return await self.conversations.all_items(request.conversation_id, caller)
-        return []
+            field = "previous_response_id"
+            turns = self.store.turns(caller.name, request.previous_response_id)
+        elif request.conversation_id is not None:
+            field = "conversation"
+            turns = self.conversations.parts(request.conversation_id, caller)
+        else:
+            return []
+        with naming(field):
+            async with aclosing(turns):
+                most = max(1, MAX_ITEMS - 1 - own)  # instructions are one more message
+                return await newest(turns, most, request.truncation == "auto", field)
 
     async def read_items(self, request: InputTokensRequest, caller: Caller) -> list[Item]:
         """Return the items of a request's input, complete and with ids.
 
-        Raises DocumentNotFound for a reference to an item of no response of the caller.
+        Raises DocumentNotFound for a reference to an item of no response of the caller, and as
+        `HeldDocuments.add`.
         """
         given = request.input or []
         if isinstance(given, str):
             given = [MessageItem(role="user", content=given)]
-        items = [
-            await self.find(item.id, f"input[{i}].id", caller)
-            if isinstance(item, ItemReference)
-            else item
-            for i, item in enumerate(given)
-        ]
+        ids = [item.id for item in given if isinstance(item, ItemReference)]
+        stored = await self.store.items(caller.name, ids)
+        items = list[Item]()
+        for i, item in enumerate(given):
+            if isinstance(item, ItemReference):
+                if item.id not in stored:
+                    with naming(f"input[{i}].id"):
+                        raise not_found(item.id)
+                item = stored[item.id]
+            items.append(item)
         return stored_items(items, "input")
-
-    async def find(self, id: str, param: str, caller: Caller) -> Item:
-        """Return an item of the input or the output of a stored response."""
-        with naming(param):
-            return await self.store.item(caller.name, id)
 
     async def generate(
         self, request: ResponseRequest, items: Sequence[Item], caller: Caller
@@ -201,16 +230,16 @@ class Responses:
     async def chat(
         self, request: ResponseRequest, items: Sequence[Item], caller: Caller
     ) -> Generation:
-        wanted = self.chat_request(request, items)
+        wanted = await self.chat_request(request, items)
         try:
             return await self.operations.chat(wanted, caller)
         except (RequestError, Unsupported, DocumentNotFound) as error:
             raise with_own_field(error) from None
 
-    def chat_request(self, request: InputTokensRequest, items: Sequence[Item]) -> ChatRequest:
+    async def chat_request(self, request: InputTokensRequest, items: Sequence[Item]) -> ChatRequest:
         """Return the request of the operation. Raises RequestError and Unsupported."""
         try:
-            return chat_request(request, items)
+            return await chat_request(request, items)
         except (RequestError, Unsupported, DocumentNotFound) as error:
             raise with_own_field(error) from None
 
@@ -227,10 +256,11 @@ class Responses:
         DocumentNotFound, also if the response is deleted meanwhile.
         """
         owner, cursor, number = caller.name, None, -1
+        if not (await self.store.status(owner, id)).streamed:
+            raise RequestError("the response was created without stream", param="stream")
+        progress = None
         while True:
-            stored = await self.store.get(owner, id)
-            if not stored.streamed:
-                raise RequestError("the response was created without stream", param="stream")
+            progress = await self.watch.changed(owner, id, progress)
             async with aclosing(self.store.read_events(owner, id, cursor)) as pages:
                 async for cursor_after, events in pages:
                     cursor = cursor_after
@@ -238,11 +268,11 @@ class Responses:
                         number = event.sequence_number
                         if number > after:
                             yield event
-            if stored.response.ended:
+            if progress.over and (await self.store.status(owner, id)).response.ended:
                 break
-            await asyncio.sleep(POLL_SECONDS)
         if number + 1 > after:
-            yield replace(end_of(stored.response), sequence_number=number + 1)
+            response = (await self.store.get(owner, id)).response
+            yield replace(end_of(response), sequence_number=number + 1)
 
     async def delete(self, id: str, caller: Caller = ANYONE) -> None:
         """Delete a response with its input and its events. Its generation stops."""
@@ -265,6 +295,7 @@ class Responses:
             return replace(response, status="cancelled")
 
         cancelled = await self.store.change(caller.name, id, cancel)
+        await self.store.cancel_job(caller.name, id)
         self.notify()
         return cancelled
 
@@ -272,7 +303,7 @@ class Responses:
         self, id: str, request: ItemListRequest, caller: Caller = ANYONE
     ) -> ItemPage:
         """Return a page of the input of a response. Raises RequestError for an invalid cursor."""
-        await self.store.get(caller.name, id)
+        await self.store.status(caller.name, id)
         items = (await self.store.get_input(caller.name, id)).items
         if request.order == "desc":
             items = items[::-1]
@@ -281,8 +312,9 @@ class Responses:
 
     async def count(self, request: InputTokensRequest, caller: Caller = ANYONE) -> int:
         """Return the number of tokens of an input, with what it continues."""
-        items = [*await self.before(request, caller), *await self.read_items(request, caller)]
-        wanted = self.chat_request(request, items)
+        items = await self.read_items(request, caller)
+        before = await self.before(request, len(items), caller)
+        wanted = await self.chat_request(request, [*before, *items])
         try:
             return await self.operations.count(wanted, caller)
         except (RequestError, Unsupported, DocumentNotFound) as error:
@@ -296,6 +328,32 @@ def naming(param: str) -> Iterator[None]:
         yield
     except DocumentNotFound as error:
         raise DocumentNotFound(f"{param}: {error}", param=param) from None
+
+
+async def newest(
+    parts: AsyncIterator[list[Item]], most: int, drops: bool, field: str
+) -> list[Item]:
+    """Return the items of a history, the oldest first. Its parts come newest first.
+
+    most: limit on the items. drops: leave out the oldest items beyond a limit instead of raising
+    RequestError or RequestTooLarge. field: names the history in errors.
+    """
+    kept, count = list[list[Item]](), 0
+    try:
+        async for part in parts:
+            kept.append(part)
+            count += len(part)
+            if count > most:
+                raise RequestTooLarge(
+                    f"{field}: more than {MAX_ITEMS} items in all; truncation: auto drops the "
+                    "oldest ones"
+                )
+    except RequestTooLarge:
+        if not (drops and kept):
+            raise
+        items = [item for part in reversed(kept) for item in part]
+        return without_orphans(items[-most:])
+    return [item for part in reversed(kept) for item in part]
 
 
 @dataclass

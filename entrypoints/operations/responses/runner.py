@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass
 
+import msgspec
 from msgspec.structs import replace
 
 from ostro.core.errors import DocumentNotFound, OstroError, Overloaded, StoreError
@@ -28,7 +29,7 @@ log = logging.getLogger(__name__)
 MAX_RUNNING = 64
 """Responses that a server generates in the background at once."""
 CHECK_SECONDS = 0.1
-"""Interval at which events are stored, and cancellations are found."""
+"""Interval at which events are stored."""
 RETRY_SECONDS = 0.5, 30.0
 """First and longest wait before a response is tried again for which there was no capacity."""
 WAIT_SECONDS = 3600.0
@@ -37,6 +38,12 @@ Acting = Callable[[str], AbstractContextManager[Caller]]
 """Returns a context in which requests of the caller of this name run, with the permissions and
 limits that the caller has now. Raises an OstroError for a caller whose key is no longer valid.
 """
+
+
+class InputModel(msgspec.Struct):
+    """A `StoredInput` of which only the model is decoded."""
+
+    model: str = ""
 
 
 class Interrupted(OstroError):
@@ -79,14 +86,13 @@ class BackgroundRun:
 
     async def run(self) -> None:
         """Generate the response. Raises DocumentNotFound if it is deleted, and StoreError."""
-        store = self.runner.responses.store
-        given = await store.get_input(self.owner, self.id)
-        await self.require_model(given.model)
+        model = (await self.runner.state.get(self.owner, INPUT_KIND, self.id, InputModel)).value
+        await self.require_model(model.model)
         begun = await self.begin()
         if not begun.response.ended:
             try:
                 interrupted(begun)
-                await self.generate(given)
+                await self.generate()
             except (DocumentNotFound, StoreError):
                 raise
             except OstroError as error:
@@ -104,7 +110,7 @@ class BackgroundRun:
 
         After `WAIT_SECONDS` the response fails instead.
         """
-        response = await self.stored()
+        response = (await self.runner.responses.store.status(self.owner, self.id)).response
         waits = self.runner.clock() < response.created_at + WAIT_SECONDS
         if model and waits and not (response.ended or self.runner.serves(model)):
             raise ModelNotServed(model)
@@ -128,29 +134,30 @@ class BackgroundRun:
 
         return await self.runner.responses.store.change(self.owner, self.id, finish)
 
-    async def generate(self, given: StoredInput) -> None:
+    async def generate(self) -> None:
         """Generate the response, and stop when it is cancelled or deleted."""
-        working = asyncio.ensure_future(self.attempt(given))
+        working = asyncio.ensure_future(self.attempt())
+        watching = asyncio.ensure_future(self.runner.responses.watch.over(self.owner, self.id))
         try:
-            while not working.done():
-                await asyncio.wait({working}, timeout=CHECK_SECONDS)
-                if not working.done() and (await self.stored()).ended:
-                    return
-            await working
+            await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+            await (working if working.done() else watching)
         finally:
-            working.cancel()
-            await asyncio.gather(working, return_exceptions=True)
+            for task in (working, watching):
+                task.cancel()
+            await asyncio.gather(working, watching, return_exceptions=True)
 
     async def stored(self) -> Response:
         return (await self.runner.responses.store.get(self.owner, self.id)).response
 
-    async def attempt(self, given: StoredInput) -> None:
-        """Generate the response as soon as there is capacity."""
+    async def attempt(self) -> None:
+        """Generate the response as soon as there is capacity, also for what it refers to."""
+        store = self.runner.responses.store
         wait, longest = RETRY_SECONDS
         end = time.monotonic() + WAIT_SECONDS
         while True:
             try:
                 with self.runner.acting(self.owner) as caller:
+                    given = await store.get_input(self.owner, self.id)
                     return await self.produce(given, caller)
             except (Overloaded, RateLimited):
                 if time.monotonic() + wait > end:
@@ -163,7 +170,7 @@ class BackgroundRun:
         responses, request = self.runner.responses, given.request
         assert request is not None, "a response that has not ended has its request"
         try:
-            before = await responses.before(request, caller)
+            before = await responses.before(request, len(given.items), caller)
             generation = await responses.generate(request, [*before, *given.items], caller)
         except DocumentNotFound as error:  # of what it continues, or of a file
             await self.finish(failed(await self.stored(), error))

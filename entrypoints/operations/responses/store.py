@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 
 import msgspec
 
-from ostro.core.errors import DocumentNotFound, OstroError, RequestError
+from ostro.core.errors import DocumentNotFound, OstroError, RequestError, StoreError
+from ostro.entrypoints.operations.jobs import Job
 from ostro.entrypoints.operations.responses.events import AnyEvent, ResponseEvent
 from ostro.entrypoints.operations.responses.items import Item, group_of, id_of
 from ostro.entrypoints.operations.responses.response import (
     Response,
     StoredInput,
     StoredResponse,
+    StoredStatus,
 )
-from ostro.entrypoints.operations.state import State, not_found
+from ostro.entrypoints.operations.state import Count, State, not_found
 
 KIND, INPUT_KIND, JOB_KIND = "response", "response_input", "response_job"
 ITEM_KIND = "response_item"
@@ -47,45 +50,69 @@ def groups_of(items: Sequence[Item]) -> list[str]:
     return [*dict.fromkeys(group_of(id_of(item)) for item in items)]
 
 
+def counts_by_group(ids: Sequence[str]) -> Mapping[str, Counter[str]]:
+    """Return how often each id occurs, by the group of its item."""
+    groups: dict[str, Counter[str]] = {}
+    for id in ids:
+        groups.setdefault(group_of(id), Counter())[id] += 1
+    return groups
+
+
 class ResponseStore:
     """The stored responses of all owners. Methods raise as `State`."""
 
     def __init__(self, state: State) -> None:
-        self.state = state
+        self.state, self.held = state, state.held
 
-    async def add(self, owner: str, stored: StoredResponse, given: StoredInput) -> None:
-        """Store a response with its input."""
+    async def add(
+        self, owner: str, stored: StoredResponse, given: StoredInput, *, limited: bool = False
+    ) -> None:
+        """Store a response with its input. limited: as in `State.put`; nothing is stored then."""
         id = stored.response.id
-        await self.state.put(owner, INPUT_KIND, id, given)
+        await self.state.put(owner, INPUT_KIND, id, given, limited=limited)
         await self.state.put(owner, KIND, id, stored)
         await self.add_places(owner, id, [*given.items, *stored.response.output])
 
     async def add_places(self, owner: str, id: str, items: Sequence[Item]) -> None:
-        """Store to which response items belong, see `item`."""
+        """Store to which response items belong, see `items`."""
         for group in groups_of(items):
             await self.state.put(owner, ITEM_KIND, group, ItemPlace(response=id))
 
-    async def item(self, owner: str, id: str) -> Item:
-        """Return an item of the input or the output of a response."""
-        with suppress(DocumentNotFound):
-            place = (await self.state.get(owner, ITEM_KIND, group_of(id), ItemPlace)).value
-            for item in await self.turn(owner, place.response):
-                if item.id == id:
-                    return item
-        raise not_found(id)
+    async def items(self, owner: str, ids: Sequence[str]) -> Mapping[str, Item]:
+        """Return items of the inputs and the outputs of responses, by id, without missing ones.
 
-    async def turn(self, owner: str, id: str) -> list[Item]:
-        """Return the items of the input and the output of a response."""
-        output = (await self.get(owner, id)).response.output
-        return [*(await self.get_input(owner, id)).items, *output]
+        The request holds an item as often as its id occurs in `ids`, as if it was sent as often.
+        """
+        found = dict[str, Item]()
+        for group, counts in counts_by_group(ids).items():
+            with suppress(DocumentNotFound), self.held.counting() as count:
+                place = (await self.state.get(owner, ITEM_KIND, group, ItemPlace)).value
+                turn = await self.turn(owner, place.response, count)
+                found |= {id_of(item): item for item in turn if item.id in counts}
+            for id, times in counts.items():
+                if id in found:
+                    nbytes = len(msgspec.json.encode(found[id]))
+                    for _ in range(times):
+                        self.held.add(nbytes)
+        return found
+
+    async def turn(self, owner: str, id: str, count: Count | None = None) -> list[Item]:
+        """Return the items of the input and the output of a response. count: as in `State.get`."""
+        response = await self.state.get(owner, KIND, id, StoredResponse, count=count)
+        given = await self.state.get(owner, INPUT_KIND, id, StoredInput, count=count)
+        return [*given.value.items, *response.value.response.output]
 
     async def get(self, owner: str, id: str) -> StoredResponse:
-        """Return a response."""
-        return (await self.state.get(owner, KIND, id, StoredResponse)).value
+        """Return a response, which the request holds."""
+        return (await self.state.get(owner, KIND, id, StoredResponse, count=self.held.add)).value
+
+    async def status(self, owner: str, id: str) -> StoredStatus:
+        """Return the status of a response, without decoding the rest."""
+        return (await self.state.get(owner, KIND, id, StoredStatus)).value
 
     async def get_input(self, owner: str, id: str) -> StoredInput:
-        """Return the input of a response."""
-        return (await self.state.get(owner, INPUT_KIND, id, StoredInput)).value
+        """Return the input of a response, which the request holds."""
+        return (await self.state.get(owner, INPUT_KIND, id, StoredInput, count=self.held.add)).value
 
     async def change(
         self, owner: str, id: str, function: Callable[[Response], Response]
@@ -100,14 +127,27 @@ class ResponseStore:
 
         return (await self.state.change(owner, KIND, id, StoredResponse, change)).response
 
-    async def history(self, owner: str, id: str) -> list[Item]:
-        """Return the input and output items of a response and all that it continues, oldest first.
+    async def cancel_job(self, owner: str, id: str) -> None:
+        """Mark the job of a cancelled response, for the servers that generate or follow it."""
 
-        Raises RequestError for a response that has not ended, or that has failed.
+        def cancel(job: Job) -> Job:
+            return msgspec.structs.replace(job, cancelled=True)
+
+        with suppress(DocumentNotFound):  # it has ended
+            await self.state.change(owner, JOB_KIND, id, Job, cancel)
+
+    async def turns(self, owner: str, id: str) -> AsyncGenerator[list[Item], None]:
+        """Yield the input and output items of a response and of all that it continues.
+
+        The newest response is first. The request holds all of them. Raises RequestError for a
+        response that has not ended, or that has failed.
         """
-        turns: list[list[Item]] = []
         next_id: str | None = id
+        read = set[str]()
         while next_id is not None:
+            if next_id in read:
+                raise StoreError(f"the stored response {next_id!r:.80} continues itself")
+            read.add(next_id)
             response = (await self.get(owner, next_id)).response
             if response.status not in ("completed", "incomplete"):
                 raise RequestError(
@@ -115,9 +155,8 @@ class ResponseStore:
                     param="previous_response_id",
                 )
             items = (await self.get_input(owner, next_id)).items
-            turns.append([*items, *response.output])
+            yield [*items, *response.output]
             next_id = response.previous_response_id
-        return [item for turn in reversed(turns) for item in turn]
 
     async def delete(self, owner: str, id: str) -> None:
         """Delete a response with its input and its events."""

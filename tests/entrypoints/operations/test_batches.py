@@ -319,7 +319,7 @@ def test_a_large_line_is_decoded_in_a_thread(
         assert error["custom_id"] == "c2"
 
     run(work, plugins)
-    assert len(threads) == 1 and "body" in threads.pop()
+    assert len(threads) == 1 and "json" in threads.pop()
 
 
 def test_a_byte_order_mark_is_no_part_of_a_line(plugins: PluginManager) -> None:

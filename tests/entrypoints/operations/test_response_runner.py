@@ -16,9 +16,15 @@ from ostro.core.errors import DocumentNotFound, NotFound, OstroError, Overloaded
 from ostro.core.messages.text import ChoiceEnd, Text
 from ostro.core.plugins.manager import PluginManager
 from ostro.entrypoints.operations import jobs
+from ostro.entrypoints.operations.admission import claim
 from ostro.entrypoints.operations.caller import ANYONE, Caller, Forbidden
+from ostro.entrypoints.operations.held_documents import HeldDocuments
 from ostro.entrypoints.operations.responses import runner
-from ostro.entrypoints.operations.responses.request import ResponseBody, read_response_request
+from ostro.entrypoints.operations.responses.request import (
+    ResponseBody,
+    ResponseRequest,
+    read_response_request,
+)
 from ostro.entrypoints.operations.responses.response import Response, StoredResponse
 from ostro.entrypoints.operations.responses.responses import Responses
 from ostro.entrypoints.operations.responses.runner import ResponseRunner
@@ -179,3 +185,36 @@ def test_a_response_waits_for_a_server_with_its_model(
 
 def test_a_deleted_response_is_not_generated_and_leaves_nothing(plugins: PluginManager) -> None:
     assert run(plugins, delete=True) == (None, 0)
+
+
+def test_a_response_waits_for_room_for_what_it_refers_to(plugins: PluginManager) -> None:
+    """The inputs of all responses that one key runs in the background were in memory at once."""
+    operations: Any = Operations()
+
+    async def main() -> None:
+        state: State = open_state("memory", None, plugins)
+        state.held = HeldDocuments(caller=150_000)
+        responses = Responses(state, operations)
+        request = ResponseRequest(input="x" * 100_000, background=True)
+        made = [await responses.enqueue(request, ANYONE) for _ in range(5)]
+        most = 0
+
+        @contextmanager
+        def acting(name: str) -> Iterator[Caller]:
+            nonlocal most
+            with claim(ANYONE):
+                yield ANYONE
+                most = max(most, state.held.nbytes)
+
+        running = asyncio.create_task(ResponseRunner(responses, acting, poll=0.0).run())
+        while any([not (await responses.get(each.id)).ended for each in made]):
+            await asyncio.sleep(0)
+        assert [(await responses.get(each.id)).status for each in made] == ["completed"] * 5
+        assert 100_000 < most < 150_000
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+        await state.close()
+
+    asyncio.run(asyncio.wait_for(main(), 120))
+    assert operations.asked == 5

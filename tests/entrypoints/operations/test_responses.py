@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,11 +16,16 @@ from pydantic import TypeAdapter
 from ostro.core.errors import EngineDied, RequestError, Unsupported
 from ostro.core.messages.text import ChoiceEnd, Event
 from ostro.entrypoints.operations.caller import ANYONE
+from ostro.entrypoints.operations.decoding import decode
 from ostro.entrypoints.operations.responses import items
 from ostro.entrypoints.operations.responses.chat import chat_messages, without_orphans
 from ostro.entrypoints.operations.responses.events import ResponseEvent, name_of
 from ostro.entrypoints.operations.responses.items import Item, read_items, stored_items
-from ostro.entrypoints.operations.responses.request import ResponseBody, read_response_request
+from ostro.entrypoints.operations.responses.request import (
+    ResponseBody,
+    chat_request,
+    read_response_request,
+)
 from ostro.entrypoints.operations.responses.response import new_response
 from ostro.entrypoints.operations.responses.responses import ResponseRun, Responses
 from ostro.entrypoints.operations.state import State
@@ -229,3 +235,47 @@ def test_the_results_of_dropped_calls_are_dropped() -> None:
 def test_null_fields_of_items_are_absent(field: str) -> None:
     (item,) = items_of({"role": "user", "content": "hi", field: None})
     assert item.id
+
+
+def test_schemas_stay_text_until_a_chat_needs_them() -> None:
+    """As objects they need forty times the memory, in every copy of a request and a response."""
+    schema = b'{"examples": [%s]}' % b",".join([b'{"k": [[], {}]}'] * 5000)
+    tool = b'{"type": "function", "name": "f", "parameters": %s}' % schema
+    body = b'{"input": "x", "tools": [%s, {"type": "function", "name": "g"}], "text": ' % tool
+    body += b'{"format": {"type": "json_schema", "name": "s", "schema": %s}}}' % schema
+    tracemalloc.start()
+    request = read_response_request(decode(body, ResponseBody))
+    assert tracemalloc.get_traced_memory()[0] < 2 * len(body)
+    tracemalloc.stop()
+    response = msgspec.json.decode(msgspec.json.encode(new_response(request, "m", store=False)))
+    assert response["tools"][0]["parameters"] == msgspec.json.decode(schema)
+    assert response["tools"][1]["parameters"] is None
+    assert response["text"]["format"]["schema"] == msgspec.json.decode(schema)
+    chat = asyncio.run(chat_request(request, items_of({"role": "user", "content": "x"})))
+    assert chat.tools is not None
+    first, second = (tool["function"] for tool in chat.tools)
+    assert first["parameters"] == msgspec.json.decode(schema) and "parameters" not in second
+    assert chat.logits_processors is not None
+    assert chat.logits_processors["grammar"]["json_schema"] == msgspec.json.decode(schema)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "function", "name": "f", "parameters": 5}]}, "tools[0].parameters"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "s", "schema": []}}},
+            "text.format.schema",
+        ),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "s", "schema": None}}},
+            "text.format.schema",
+        ),
+    ],
+)
+def test_a_schema_is_an_object(fields: dict[str, Any], param: str) -> None:
+    body = msgspec.json.encode({"input": "x", **fields})
+    request = read_response_request(decode(body, ResponseBody))
+    with pytest.raises(RequestError, match="expected an object") as caught:
+        asyncio.run(chat_request(request, []))
+    assert caught.value.param == param

@@ -39,6 +39,12 @@ class Note(msgspec.Struct):
     count: int = 0
 
 
+class Broken(msgspec.Struct):
+    """A value that no note can be decoded to."""
+
+    text: int
+
+
 @pytest.fixture(scope="module")
 def plugins() -> PluginManager:
     found = PluginManager()
@@ -156,6 +162,39 @@ def test_a_list_is_read_page_by_page(plugins: PluginManager) -> None:
             with pytest.raises(RequestError) as caught:
                 await state.list("ann", "note", Note, after=cursor)
             assert caught.value.param == "after"
+
+    run(work, open_state("memory", None, plugins))
+
+
+def test_a_page_has_a_limited_size(plugins: PluginManager) -> None:
+    async def work(state: State) -> None:
+        for size in (100, 100, 500, 10, 10, 10):
+            await state.put("ann", "note", new_id("note-"), Note("x" * size))
+        sizes, after, more = list[list[int]](), None, True
+        while more:
+            page = await state.list(
+                "ann", "note", Note, after=after, limit=3, descending=False, max_bytes=400
+            )
+            sizes.append([len(item.value.text) for item in page.items])
+            after, more = page.items[-1].document.id, page.has_more
+        assert sizes == [[100, 100], [500], [10, 10, 10]]
+
+    run(work, open_state("memory", None, plugins))
+
+
+def test_the_bytes_of_documents_are_counted_before_they_are_decoded(
+    plugins: PluginManager,
+) -> None:
+    def refuse(nbytes: int) -> None:
+        raise RequestError(f"{nbytes} bytes are too many")
+
+    async def work(state: State) -> None:
+        for id in ("a", "b"):
+            await state.put("ann", "note", id, Note("x" * 88))
+        with pytest.raises(RequestError, match=r"^109 bytes"):
+            await state.get("ann", "note", "a", Broken, count=refuse)
+        with pytest.raises(RequestError, match=r"^218 bytes"):
+            await state.list("ann", "note", Broken, count=refuse)
 
     run(work, open_state("memory", None, plugins))
 
@@ -324,6 +363,8 @@ class Slow:
     def get(self, *key: str) -> None:
         self.threads.add(threading.get_ident())
         assert self.answers.wait(60), "the event loop stands"
+        if key[2] == "exit":
+            raise SystemExit("a secret")
         if len(key[2]) > 1:
             raise ZeroDivisionError("a secret")
 
@@ -347,6 +388,8 @@ def test_a_slow_store_does_not_block_the_loop() -> None:
         with pytest.raises(StoreError, match="ZeroDivisionError") as caught:
             await state.get("ann", "note", "two", Note)
         assert "secret" not in str(caught.value)
+        with pytest.raises(StoreError, match="the store has failed"):
+            await state.get("ann", "note", "exit", Note)
 
     run(work, State(lambda: slow))  # type: ignore[arg-type,return-value]
     assert len(slow.threads) == 1
