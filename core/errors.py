@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
 
 
 class OstroError(Exception):
@@ -148,6 +149,8 @@ class InvalidTensor(PluginError):
     The message is `module` followed by `fault`: "expects inputs of width 512, got 100".
     """
 
+    fault = ""
+
     def __init__(self, fault: str, module: str = "a module") -> None:
         super().__init__(f"{module} {fault}")
         self.fault = fault
@@ -178,6 +181,7 @@ class StoreError(OstroError):
     """
 
     status, code = 503, "store_unavailable"
+    reason = "the store: see the server's log"
 
     def __init__(self, reason: str, *, path: object = None) -> None:
         super().__init__(reason if path is None else f"the store {path}: {reason}")
@@ -200,6 +204,43 @@ class EngineDied(OstroError):
     """The engine process has terminated; requests in flight fail."""
 
     status, code = 503, "engine_unavailable"
+
+
+def describe_error(error: OstroError) -> dict[str, Any]:
+    """The arguments of `rebuild_error`: plain data to send to another process.
+
+    `kind` is the class, or the nearest base of it that this module has: the other process may lack
+    the class of a plugin. `status` and `code` are those of the class itself.
+    """
+    names = (cls.__name__ for cls in type(error).__mro__ if globals().get(cls.__name__) is cls)
+    return {
+        "kind": next(names),
+        "message": str(error),
+        "param": error.param,
+        "status": error.status,
+        "code": error.code,
+    }
+
+
+def rebuild_error(
+    kind: str,
+    message: str,
+    param: str | None = None,
+    status: int | None = None,
+    code: str | None = None,
+) -> OstroError:
+    """The error that `describe_error` described; an OstroError for an unknown `kind`.
+
+    status, code: None for those of the class.
+    """
+    named = globals().get(kind)
+    cls = named if isinstance(named, type) and issubclass(named, OstroError) else OstroError
+    # Not by the constructor of the class, whose arguments may differ from those of the base.
+    error = cls.__new__(cls, message)
+    OstroError.__init__(error, message, param=param)
+    error.status = cls.status if status is None else status
+    error.code = cls.code if code is None else code
+    return error
 
 
 def close_names(name: str, names: Iterable[str], n: int = 3) -> list[str]:

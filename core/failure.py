@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ostro.core.errors import OstroError, Overloaded, StepFailed
+from ostro.core.errors import OstroError, Overloaded, StepFailed, describe_error
 from ostro.core.plugins.isolation import reason
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,8 @@ def described(error: OstroError | None) -> dict[str, Any]:
     """The fields of an output for the error that ends its request; none without an error."""
     if error is None:
         return {}
-    return {"error": str(error), "kind": type(error).__name__, "param": error.param}
+    fields = describe_error(error)
+    return {"error": fields.pop("message"), **fields}
 
 
 PLAIN = Failures()

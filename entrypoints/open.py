@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from ostro.core.load.open import (
 from ostro.core.load.open import find as find_path
 from ostro.core.pipeline import CheckpointSummary, ServedModel
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import STARTER, Settings, resolve
+from ostro.core.records import STARTER, Pipeline, Settings, resolve
 from ostro.core.tasks import TaskPipeline
 from ostro.core.tokenizer import Tokenizer, load_tokenizer
 from ostro.entrypoints.sampling_defaults import sampling_defaults
@@ -60,10 +62,12 @@ def find_model(settings: Settings, plugins: PluginManager) -> ServedModel:
         raw_config=raw or {},
         sampling=sampling,
         checkpoint=checkpoint,
-        parsers=plugins.collect("parsers"),
         processors=frozenset(plugins.collect("logits_processors")),
     )
-    return with_tokenizer(model, plugins, container.metadata)
+    model = with_tokenizer(model, plugins, container.metadata)
+    check_parsers(model, plugins)
+    # Only now: the check quarantines a plugin whose `matches` raises.
+    return replace(model, parsers=plugins.collect("parsers"))
 
 
 def summary_of(
@@ -93,8 +97,6 @@ def with_tokenizer(
     `metadata` is that of the model's container. A model with dummy weights uses the tokenizer of
     the reference.
     """
-    from dataclasses import replace
-
     settings = model.settings
     path = Path(settings.tokenizer) if settings.tokenizer else model.path
     if settings.tokenizer is None and settings.dummy_weights is not None:
@@ -130,10 +132,31 @@ def open_tokenizer(
 def make_pipelines(
     model: ServedModel, engine: AsyncEngine, plugins: PluginManager
 ) -> dict[str, TaskPipeline]:
-    """Return the pipelines of a model by task. Tasks without a pipeline are left out."""
-    records = plugins.collect("pipelines")
-    known: Collection[str] = [task for task in model.tasks if task in records]
-    return {task: resolve(records[task].pipeline)(model, engine) for task in known}
+    """Return the pipelines of a model by task. Tasks without a pipeline are left out.
+
+    Raises PluginError if several plugins have a pipeline of a task.
+    """
+    pipelines = {}
+    for task in model.tasks:
+        record = plugins.claimant("pipelines", partial(is_of, task), f"the task {task!r}")
+        if record is not None:
+            pipelines[task] = resolve(record.pipeline)(model, engine)
+    return pipelines
+
+
+def is_of(task: str, record: Pipeline) -> bool:
+    """Whether a pipeline is one of a task."""
+    return record.task == task
+
+
+def check_parsers(model: ServedModel, plugins: PluginManager) -> None:
+    """Raise PluginError if the parser of a model is one of several plugins."""
+    chosen = (model.settings.tool_parser, model.settings.reasoning_parser)
+    for name in filter(None, chosen):
+        plugins.find("parsers", name)
+    selects = chosen[0] in (None, "none") and chosen != ("none", "none")
+    if selects and (template := model.template) is not None:
+        plugins.claimant("parsers", lambda each: each.matches(template.source), "the chat template")
 
 
 def name_of(settings: Settings) -> str:

@@ -25,9 +25,6 @@ SHORTEST = 30.0
 EXCEPTIONS: Mapping[str, str] = {
     "core/ipc/test_process.py::test_the_parent_dies": "sleeps in a case that is marked `process`",
     "entrypoints/http/test_server.py::begin": "only tests that are marked `process` call it",
-    "entrypoints/http/workers/test_forwarding.py::test_the_server_answers_with_its_application": (
-        "the wait always ends at its limit"
-    ),
     "test_determinism.py::faults": "names the folder",
 }
 """Why a rule does not hold, by file and function."""

@@ -105,7 +105,8 @@ def build_engine(
     processors = plugins.collect("logits_processors").values()
     # Read with the first request that has processors: most servers never need it.
     reader = partial(read_vocabulary, loaded, settings, plugins, eos)
-    sampler = Sampler(seqs, vocab, target, eos, processors, reader)
+    conflicts = plugins.conflicts("logits_processors")
+    sampler = Sampler(seqs, vocab, target, eos, processors, reader, conflicts)
     loaded.explain += [describe(choice) for choice in sampler.choices]
     asynchronous = device.type == "cuda" or settings.replay
     segments = loaded.placement.segments(settings.replay) if asynchronous else None

@@ -16,7 +16,8 @@ from ostro.core.engine.runner import ModelRunner
 from ostro.core.engine.sampler import Sampler
 from ostro.core.engine.speculation import Proposer, Speculation
 from ostro.core.engine.vocabulary import read_vocabulary
-from ostro.core.errors import ConfigError, ModelNotFound, UsageError, nearest
+from ostro.core.errors import ConfigError, ModelNotFound, PluginError, UsageError, nearest
+from ostro.core.failure import ordinary_errors
 from ostro.core.load.model import LoadedModel
 from ostro.core.load.multi_token import HEADS
 from ostro.core.nn import AssistantModel, MultiTokenHead, TokenModel
@@ -27,9 +28,12 @@ from ostro.core.records import Settings, resolve
 
 
 def draft_model_settings(settings: Settings, plugins: PluginManager) -> Settings | None:
-    """The settings of the draft model of --speculate; None if it names a speculator, or nothing."""
+    """The settings of the draft model of --speculate; None if it names a speculator, or nothing.
+
+    Raises PluginError for a speculator that several plugins offer.
+    """
     name = settings.speculate
-    if name is None or name == HEADS or name in plugins.collect("speculators"):
+    if name is None or name == HEADS or plugins.find("speculators", name) is not None:
         return None
     return draft_settings(settings, name)
 
@@ -75,8 +79,7 @@ def build_speculation(
         assistant = assistant_proposer(loaded, draft, draft.model, settings, plugins, runner)
         return Speculation(assistant, seqs, vocab, plugins.explain, assistant.observe)
     if draft is None:
-        record = plugins.get("speculators", settings.speculate)
-        proposer = resolve(record.proposer)(seqs, vocab)
+        proposer = new_proposer(settings.speculate, plugins, seqs, vocab)
     else:
         draft_blocks = BlockManager(draft_groups, runner.blocks.block)
         check_draft(loaded, draft, settings, plugins, draft_blocks)
@@ -85,6 +88,20 @@ def build_speculation(
         size = format_bytes(draft.nbytes)
         loaded.explain.append(f"draft model {settings.speculate}: {size} of weights")
     return Speculation(proposer, seqs, vocab, plugins.explain)
+
+
+def new_proposer(name: str, plugins: PluginManager, seqs: int, vocab: int) -> Proposer:
+    """The proposer of a speculator. Raises PluginError, which names its plugin."""
+    record = plugins.get("speculators", name)
+    try:
+        with ordinary_errors():
+            proposer: Proposer = resolve(record.proposer)(seqs, vocab)
+            return proposer
+    except Exception as error:
+        raise PluginError(
+            f"--speculate {name}: the speculator of {plugins.origin('speculators', name)} cannot "
+            f"be created: {plugins.explain(error)}; correct it, or leave --speculate out"
+        ) from error
 
 
 def head_of(loaded: LoadedModel) -> MultiTokenHead:

@@ -132,13 +132,16 @@ class Processors:
         vocab: int,
         device: torch.device,
         read_vocabulary: Callable[[], Vocabulary] | None = None,
+        conflicts: Mapping[str, str] | None = None,
     ) -> None:
         """`read_vocabulary` reads the model's vocabulary, with the first request that needs it.
 
-        Without it, a vocabulary has no tokens but their number.
+        Without it, a vocabulary has no tokens but their number. `conflicts` are the messages of
+        errors for the names that several plugins have.
         """
         self.records = {record.name: record for record in sorted(records, key=lambda r: r.order)}
         self.rows, self.vocab, self.device = rows, vocab, device
+        self.conflicts = conflicts or {}
         self.created: dict[str, Processor | MaskProcessor] = {}
         self.users: dict[str, dict[int, Sequence]] = {name: {} for name in self.records}
         self.seen: dict[str, dict[int, int]] = {name: {} for name in self.records}
@@ -160,11 +163,13 @@ class Processors:
     @ordinary_errors()
     def check(self, rules: Sampling) -> None:
         """Raise RequestError for an unknown processor or an invalid parameter, PluginError for a
-        processor that has failed before.
+        processor that has failed before, or that several plugins have.
 
         Any other error of a processor is raised with a note that names it.
         """
         for name, parameter in rules.processors.items():
+            if name in self.conflicts:
+                raise PluginError(self.conflicts[name], param=name[:40])
             if name not in self.records:
                 near = nearest(name, self.records)
                 raise RequestError(f"no logits processor {name!r:.40}{near}", param=name[:40])

@@ -74,9 +74,12 @@ class Sampler:
         eos: frozenset[int],
         processors: Iterable[LogitsProcessor] = (),
         read_vocabulary: Callable[[], Vocabulary] | None = None,
+        conflicts: Mapping[str, str] | None = None,
     ) -> None:
         self.vocab, self.device, self.eos = vocab, target.device, eos
-        self.processors = Processors(processors, rows, vocab, target.device, read_vocabulary)
+        self.processors = Processors(
+            processors, rows, vocab, target.device, read_vocabulary, conflicts
+        )
         self.table = {name: torch.zeros(rows, device=self.device) for name in FLOATS}
         self.top_k = torch.zeros(rows, dtype=torch.int32, device=self.device)
         self.seed = torch.zeros(rows, dtype=torch.int64, device=self.device)

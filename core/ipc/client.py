@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from ostro.core.errors import EngineDied, OstroError, Overloaded, RequestError
+from ostro.core.errors import EngineDied, OstroError, Overloaded, RequestError, rebuild_error
 from ostro.core.ipc.admission import Admission, AdmitAll
 from ostro.core.ipc.frames import free_arrays, map_arrays
 from ostro.core.ipc.streams import JobStream, OutputStream, TokenStream
@@ -364,4 +364,5 @@ def check_output(output: TokenOutput | JobOutput) -> None:
     """Raise the error if the engine ended a request with one."""
     if output.finish == "error":
         message = output.error or "the engine failed on this request"
-        raise Failed(kind=output.kind, message=message, param=output.param, id=output.id).error()
+        kind = output.kind or "OstroError"
+        raise rebuild_error(kind, message, output.param, output.status, output.code)

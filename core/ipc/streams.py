@@ -106,3 +106,4 @@ def merge(first: TokenOutput, later: TokenOutput) -> None:
     first.drafted, first.accepted = first.drafted + later.drafted, first.accepted + later.accepted
     first.finish, first.stopped_by = later.finish, later.stopped_by
     first.error, first.kind, first.param = later.error, later.kind, later.param
+    first.status, first.code = later.status, later.code

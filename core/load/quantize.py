@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from math import prod
 from pathlib import Path
 
@@ -72,6 +73,18 @@ def find(
     raise UsageError(
         f"{option}: unknown format {name!r}{nearest(name, list(known))}; expected one of {expected}"
     )
+
+
+def check_conflicts(names: Iterable[str], plugins: PluginManager) -> None:
+    """Raise PluginError if several plugins make one of these formats."""
+    for name in dict.fromkeys(names):
+        bare = plain(SHORT.get(name, name))
+        plugins.claimant("quantizers", partial(makes, bare), f"the format {name!r:.60}")
+
+
+def makes(bare: str, record: Quantizer) -> bool:
+    """Whether a quantizer makes the format of a name in its canonical spelling."""
+    return any(plain(format.name) == bare for format in record.makes)
 
 
 def plain(name: str) -> str:
@@ -189,7 +202,8 @@ def read_plan(
     """The plan of the user's settings, or None without --quant and --topology.
 
     If a planner claims `--quant`, the plan has no formats yet. Raises UsageError for unknown
-    formats, CheckpointError for a damaged importance file.
+    formats, PluginError for those of several plugins, CheckpointError for a damaged importance
+    file.
     """
     quant, topology = settings.quant, settings.topology
     if quant is None and topology is None:
@@ -202,6 +216,7 @@ def read_plan(
     if quant is not None:  # None also if the value names a format
         planner = plugins.claimant("planners", lambda p: p.claims(quant), f"--quant {quant}")
     usages = (each.usage for each in plugins.collect("planners").values())
+    check_conflicts([*filter(None, [quant]), *(rule.target for rule in rules)], plugins)
     default = None if quant is None or planner else find(quant, known, others=usages)
     importance: dict[str, Tensor] = {}
     if settings.importance is not None:

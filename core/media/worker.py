@@ -20,8 +20,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
-from ostro.core import errors
-from ostro.core.errors import OstroError, Overloaded, RequestError
+from ostro.core.errors import (
+    OstroError,
+    Overloaded,
+    RequestError,
+    describe_error,
+    rebuild_error,
+)
 from ostro.core.media.inputs import Inputs
 from ostro.core.media.parts import check_count
 from ostro.core.messages.arrays import Array, sweep
@@ -64,11 +69,13 @@ class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class ErrorReply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A reply of the worker: an OstroError by class name."""
+    """A reply of the worker: an OstroError, by the fields of `describe_error`."""
 
     kind: str
     message: str
     param: str | None = None
+    status: int | None = None
+    code: str | None = None
 
 
 class PrepareReply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -196,8 +203,7 @@ class MediaWorker:
                 raise RequestError(
                     f"preparing the media {why}; send smaller ones", param="messages"
                 ) from None
-        kind = getattr(errors, reply.kind, OstroError)
-        raise kind(reply.message, param=reply.param)
+        raise rebuild_error(reply.kind, reply.message, reply.param, reply.status, reply.code)
 
     def close(self) -> None:
         """End the process. Requests that run or wait fail with Overloaded."""
@@ -242,7 +248,7 @@ def answer(make: Callable[[], Inputs], data: bytes) -> PrepareReply | ArrayReply
         prompt = prepare(make(), request.tokens, request.sources)
         return PrepareReply(prompt=prompt.change(Array.share))
     except OstroError as error:
-        reply = ErrorReply(kind=type(error).__name__, message=str(error), param=error.param)
+        reply = ErrorReply(**describe_error(error))
     except MemoryError:
         message = "preparing the media exceeds the memory limit; send smaller ones"
         reply = ErrorReply(kind="RequestError", message=message, param="messages")
@@ -255,12 +261,14 @@ def answer(make: Callable[[], Inputs], data: bytes) -> PrepareReply | ArrayReply
 
 
 def limit_resources() -> None:
-    """Limit the memory of this process and disable core dumps."""
+    """Limit the memory of this process, within the limit of the server, and disable core dumps."""
     try:
         import resource
     except ImportError:  # not Unix: the time limit of the parent remains
         return
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    memory = MEMORY if hard == resource.RLIM_INFINITY else min(MEMORY, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 

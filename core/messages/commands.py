@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ostro.core import errors
-from ostro.core.errors import EngineDied, OstroError
+from ostro.core.errors import EngineDied, OstroError, describe_error, rebuild_error
 from ostro.core.messages.outputs import Output, Stats
 from ostro.core.messages.requests import DEFAULT, Request
 from ostro.core.records import Settings
@@ -68,29 +67,31 @@ class Ready(msgspec.Struct, kw_only=True, tag=True):
 
 
 class Failed(msgspec.Struct, kw_only=True, tag=True):
-    """An error of the engine, which the client raises; `id` is its request or command, if any."""
+    """An error of the engine, which the client raises; `id` is its request or command, if any.
+
+    The other fields are those of `describe_error`.
+    """
 
     kind: str
     message: str
     param: str | None = None
+    status: int | None = None
+    code: str | None = None
     id: str | None = None
 
     @classmethod
     def of(cls, error: BaseException, id: str | None = None) -> Failed:
         """Describe an error; one that is no OstroError has its type's name in the message."""
-        name = type(error).__name__
         if isinstance(error, OstroError):
-            return cls(kind=name, message=str(error), param=error.param, id=id)
-        return cls(kind="", message=f"{name}: {error}", id=id)
+            return cls(**describe_error(error), id=id)
+        return cls(kind="", message=f"{type(error).__name__}: {error}", id=id)
 
     def error(self) -> OstroError:
         """The error to raise."""
         # An unknown error of a request concerns only the request; any other ended the engine.
         unknown = EngineDied if self.id is None else OstroError
-        kind = getattr(errors, self.kind, None) if self.kind else unknown
-        if not (isinstance(kind, type) and issubclass(kind, OstroError)):
-            kind = OstroError
-        return kind(self.message, param=self.param)
+        kind = self.kind or unknown.__name__
+        return rebuild_error(kind, self.message, self.param, self.status, self.code)
 
 
 class Abort(msgspec.Struct, tag=True):

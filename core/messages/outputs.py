@@ -25,8 +25,8 @@ class TokenOutput(msgspec.Struct, kw_only=True, tag=True):
     """New tokens of one choice of a request; the last output of a choice has `finish`.
 
     `index` is the choice (0..n-1). `stopped_by` is the stop id or end-of-text id that ended it and
-    is not among `tokens`. `error`, `kind` and `param` describe the error of finish "error": its
-    message, the name of its class, and the field of the request. The first output has
+    is not among `tokens`. `error`, `kind`, `param`, `status` and `code` describe the error of
+    finish "error": its message, and the other fields of `describe_error`. The first output has
     `prompt_tokens`, of which the prefix cache had `cached`, and `queued`, the seconds before the
     first step. `drafted` tokens were proposed for those of the output, and `accepted` ones of them
     were right.
@@ -42,6 +42,8 @@ class TokenOutput(msgspec.Struct, kw_only=True, tag=True):
     error: str | None = None
     kind: str = ""
     param: str | None = None
+    status: int | None = None
+    code: str | None = None
     prompt_tokens: int = 0
     cached: int = 0
     queued: float = 0.0
@@ -54,8 +56,8 @@ class JobOutput(msgspec.Struct, kw_only=True, tag=True):
     """The progress of a pooling request or a job, `done` of `total`; the last output has `finish`.
 
     `arrays` are a preview, or with finish "stop" the result: "rows" [n, d] float32 of a pooling
-    request. `generations`, with the result, are those of its adapters. `error`, `kind` and `param`
-    describe the error of finish "error".
+    request. `generations`, with the result, are those of its adapters. `error`, `kind`, `param`,
+    `status` and `code` describe the error of finish "error", as in `TokenOutput`.
     """
 
     id: str
@@ -66,6 +68,8 @@ class JobOutput(msgspec.Struct, kw_only=True, tag=True):
     error: str | None = None
     kind: str = ""
     param: str | None = None
+    status: int | None = None
+    code: str | None = None
     generations: tuple[str, ...] = ()
 
 

@@ -92,9 +92,13 @@ class PluginManager(pluggy.PluginManager):
         given = {candidate.source: candidate for candidate in map(discovery.from_path, paths)}
         for candidate in chain(discovery.built_in(), discovery.installed(), given.values()):
             self._admit(candidate)
-        for hint in (*env.misspelled(), *self._unknown_names()):
+        for hint in (*env.misspelled(), *_unknown_names(self._found)):
             log.warning("%s", hint)
-        self._registry = {name: self._state(name) for name in sorted(self._found)}
+        unused = self.disabled.keys() | self.broken.keys()
+        self._registry = {
+            name: f"{self.source(name)}, {'not in use' if name in unused else 'in use'}"
+            for name in sorted(self._found)
+        }
         if settings is not None:
             self.hook.ostro_configure.call_historic(kwargs={"settings": settings})
 
@@ -113,33 +117,58 @@ class PluginManager(pluggy.PluginManager):
         return super().parse_hookimpl_opts(plugin, name) if _is_hook(name) else None
 
     def quarantine(self, name: str, error: BaseException) -> None:
-        """Stop using a plugin: remove its hooks and records, and store the reason."""
+        """Stop using a plugin: remove its hooks and records, and store the reason.
+
+        Records that were collected before may be in use, in this process and in another one. They
+        stay in use until a restart; the log names them.
+        """
         if self.get_plugin(name) is not None:
             self.unregister(name=name)
+        collected = self._claims.declared_by(name)
         self._claims.drop(name)
         source, why = self.source(name), reason(error)
         self.broken[name] = Broken(name=name, source=source, reason=why, error=error)
-        log.warning("plugin %s (%s) is not used: %s", name, source, why)
+        if collected:
+            kinds = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in collected.items())
+            log.warning(
+                "plugin %s (%s) is not used from now on: %s. Its records that are in use stay in "
+                "use until a restart, in this process (%s) and in others; disable it with %s=%s",
+                *(name, source, why, kinds, env.DISABLE_PLUGINS.name, name),
+            )
+        else:
+            log.warning("plugin %s (%s) is not used: %s", name, source, why)
         log.debug("plugin %s raised", name, exc_info=error)
 
     def collect(self, kind: str, **arguments: object) -> dict[str, Any]:
-        """The records of one kind by name, those of built-in plugins first.
+        """The records of one kind by name, those of built-in plugins first: to list them.
 
-        The hook is called only once. Names in conflict are omitted; `get` raises for them.
+        The hook is called only once. Names in conflict are omitted; `find` raises for them.
         """
         active = self._collect(kind, **arguments).active(kind)
         return {name: claims[0].record for name, claims in active.items() if len(claims) == 1}
 
+    def find(self, kind: str, name: str) -> Any | None:
+        """The record of that name, None if there is none. Raises PluginError for a conflict."""
+        claims = self._collect(kind).active(kind).get(name, [])
+        if len(claims) > 1:
+            raise conflict(kind, repr(name), claims)
+        return claims[0].record if claims else None
+
     def get(self, kind: str, name: str) -> Any:
         """The record of that name. Raises PluginError if there is none, or a conflict."""
-        active = self._collect(kind).active(kind)
-        claims = active.get(name)
-        if claims is None:
-            near = nearest(name, active)
+        if (record := self.find(kind, name)) is None:
+            near = nearest(name, self._collect(kind).active(kind))
             raise PluginError(f"no plugin offers {name!r} among the {kind}{near}{self._unused()}")
-        if len(claims) > 1:
-            raise conflict(f"{kind}: {name!r}", claims)
-        return claims[0].record
+        return record
+
+    def conflicts(self, kind: str) -> dict[str, str]:
+        """The messages of the errors of the names of a kind that are in conflict, by name."""
+        active = self._collect(kind).active(kind)
+        return {
+            name: str(conflict(kind, repr(name), claims))
+            for name, claims in active.items()
+            if len(claims) > 1
+        }
 
     def claimant(self, kind: str, claims: Callable[[Any], bool], what: str) -> Any | None:
         """The one record of a kind for which `claims(record)` is true, or None.
@@ -153,7 +182,7 @@ class PluginManager(pluggy.PluginManager):
             broken = len(self.broken)
             found = self._collect(kind).claiming(kind, lambda claim: self._matches(claims, claim))
         if len(found) > 1:
-            raise conflict(f"{kind}: {what}", found)
+            raise conflict(kind, what, found)
         return self.get(kind, found[0].record.name) if found else None
 
     def architecture_for(
@@ -193,7 +222,11 @@ class PluginManager(pluggy.PluginManager):
         raise self._unsupported(" or ".join(tests) or "a model without a name", [*classes, gguf])
 
     def locate(self, reference: str, settings: Settings, kind: str = "model") -> Path:
-        """The local file or folder of a reference. Raises ModelNotFound if no plugin finds it."""
+        """The local file or folder of a reference. Raises ModelNotFound if no plugin finds it.
+
+        Raises PluginError for an alias in conflict.
+        """
+        self.find("aliases", reference)
         found = self.hook.ostro_locate(reference=reference, kind=kind, settings=settings)
         if found is None:
             raise ModelNotFound(
@@ -371,17 +404,6 @@ class PluginManager(pluggy.PluginManager):
             offers=self._claims.declared_by(name),
         )
 
-    def _state(self, name: str) -> str:
-        used = name not in self.disabled and name not in self.broken
-        return f"{self.source(name)}, {'in use' if used else 'not in use'}"
-
-    def _unknown_names(self) -> Iterable[str]:
-        """Warnings for names in the environment variables that match no plugin."""
-        wheels = {candidate.wheel for candidate in self._found.values()}
-        for variable in (env.DISABLE_PLUGINS, env.PLUGINS):
-            for name in sorted((variable.read() or frozenset()) - {"*", *self._found, *wheels}):
-                yield f"{variable.name}: no plugin {name}{nearest(name, self._found, n=1)}"
-
 
 @cache
 def installed_plugins() -> PluginManager:
@@ -404,6 +426,14 @@ def _is_hook(name: str) -> bool:
 def _lists(field: str, name: str) -> Callable[[Architecture], bool]:
     """Test whether an architecture lists a name in one of its fields."""
     return lambda record: name in getattr(record, field)
+
+
+def _unknown_names(found: Mapping[str, Candidate]) -> Iterable[str]:
+    """Warnings for names in the environment variables that match no plugin."""
+    wheels = {candidate.wheel for candidate in found.values()}
+    for variable in (env.DISABLE_PLUGINS, env.PLUGINS):
+        for name in sorted((variable.read() or frozenset()) - {"*", *found, *wheels}):
+            yield f"{variable.name}: no plugin {name}{nearest(name, found, n=1)}"
 
 
 def _disabled_reason(candidate: Candidate) -> str | None:

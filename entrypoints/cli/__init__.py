@@ -17,41 +17,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ostro import __version__
+from ostro.core.commands import COMMANDS
 from ostro.core.errors import OstroError, PluginError, nearest
 from ostro.entrypoints.cli.examples import EXAMPLES
 from ostro.entrypoints.cli.parser import HelpFormatter, Parser
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-COMMANDS = {
-    "run": "chat with a model in the terminal",
-    "serve": "serve models over HTTP with an OpenAI-compatible API",
-    "from-config": "serve the models of a config file",
-    "keys": "create API keys for a server, or check a keys file",
-    "embed": "compute embeddings of texts",
-    "rerank": "rank documents by relevance to a query",
-    "transcribe": "transcribe or translate audio files",
-    "draw": "generate images from a prompt",
-    "speak": "synthesize speech from a text",
-    "bench": "measure throughput and latency of a model or a server",
-    "quality": "measure the quality loss of quantization",
-    "quantize": "write a quantized model",
-    "merge": "write a model with adapters merged into its weights",
-    "adapters": "check adapters and their effect on a model",
-    "fit": "list which formats and context lengths fit in memory",
-    "tune": "measure which options make a model fast on this machine",
-    "pull": "download models into the Hugging Face cache",
-    "list": "list the models in the cache, or the aliases",
-    "show": "show what a model is, from its headers",
-    "rm": "delete models from the cache",
-    "inspect": "show a checkpoint's config and tensors without loading weights",
-    "store": "list and delete what servers have stored",
-    "models": "list the supported architectures and formats",
-    "plugins": "list the plugins, their records and their errors",
-    "doctor": "check devices, compilers and libraries of this machine",
-    "completion": "print a completion script for bash, zsh or fish",
-}
 
 MODULES = {"from-config": "from_config", "list": "list_models"}
 """Modules whose name is not that of their command: a module `list` would hide the built-in type."""
@@ -148,22 +120,30 @@ def build(argv: Sequence[str]) -> tuple[argparse.ArgumentParser, Any]:
 
 
 def add_plugin_commands(subparsers: Any, requested: str | None) -> Any:
-    """Add the commands of plugins; only the requested one is imported."""
+    """Add the commands of plugins; only the requested one is imported.
+
+    Raises PluginError if several plugins have the requested one, or if it cannot be imported.
+    """
+    from ostro.core.plugins.isolation import reason
     from ostro.core.plugins.manager import PluginManager
     from ostro.core.records import resolve
 
     plugins, run = PluginManager(), None
     plugins.load()
+    if requested is not None:
+        plugins.find("commands", requested)  # raises for a name in conflict
     for record in plugins.collect("commands").values():
         command = subparsers.add_parser(record.name, help=record.help, description=record.help)
         if record.name == requested:
             try:
                 resolve(record.parser)(command)
                 run = resolve(record.run)
-            except Exception as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
                 raise PluginError(
-                    f"the command {record.name!r} failed to load: {type(error).__name__}: {error}; "
-                    "run `ostro plugins` to find its plugin"
+                    f"the command {record.name!r} failed to load: {reason(error)}; it is one of "
+                    f"{plugins.origin('commands', record.name)}"
                 ) from error
     return run
 

@@ -21,8 +21,8 @@ ADVANCED = frozenset(
     --max-queue-tokens --max-wait --memory --min-p --no-prefix-cache --open-metrics --placement
     --plugin --reasoning-parser --repetition-penalty --replay --request-timeout --restart
     --retention --revision --root-path --share-prefixes --shared-prefix --ssl-certfile --ssl-keyfile
-    --store-limit --task --threads --token-source --tokenizer --tool-parser --topology --uds
-    --with-adapters --with-rank
+    --store-limit --task --threads --token-source --tokenizer --tool-parser --topology
+    --trusted-proxies --uds --with-adapters --with-rank
     """.split()
 )
 """Options that --help omits and --help-all lists, in every command."""

@@ -67,16 +67,16 @@ def write(
     """Write a model into a folder; returns the path of the written file or folder.
 
     Raises UsageError if no plugin writes the container, and for weights that are quantized already
-    unless `allow_requantize`.
+    unless `allow_requantize`; PluginError if several plugins have the container.
     """
     from ostro.core.load.saving import Saving
     from ostro.core.records import resolve
     from ostro.entrypoints.requantization import DequantizedContainer
 
-    records = plugins.collect("checkpoints")
-    record = records.get(container)
+    record = plugins.find("checkpoints", container)
     if record is None or record.write is None:
-        known = ", ".join(name for name, each in records.items() if each.write is not None)
+        records = plugins.collect("checkpoints").values()
+        known = ", ".join(each.name for each in records if each.write is not None)
         raise UsageError(f"--to {container}: unknown file format; expected one of {known}")
     found = plan(settings, plugins, allow_requantize)
     dtype = None if settings.dtype == "auto" else found.dtype

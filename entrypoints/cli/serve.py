@@ -102,6 +102,7 @@ def server_options(args: argparse.Namespace) -> dict[str, Any]:
     """The options of the server, as `ostro.entrypoints.http.server.Options` takes them."""
     from ostro.entrypoints.cli.store import parse_bytes, parse_duration
     from ostro.entrypoints.http.body_log import LOG_BYTES
+    from ostro.entrypoints.http.proxies import parse_proxies
     from ostro.entrypoints.http.root_path import parse_root_path
 
     return dict(
@@ -130,6 +131,7 @@ def server_options(args: argparse.Namespace) -> dict[str, Any]:
         ssl_keyfile=args.ssl_keyfile,
         workers=args.workers,
         root_path=parse_root_path(args.root_path),
+        trusted_proxies=parse_proxies(args.trusted_proxies),
         access_log=args.access_log,
         log_format=args.log_format,
         log_requests=args.log_requests,

@@ -49,6 +49,13 @@ def add_server_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGro
         help="path below which a proxy serves this server, such as /models (default: none)",
     )
     add(
+        "--trusted-proxies",
+        default="",
+        metavar="ADDR[,ADDR...]",
+        help="use X-Forwarded-For and X-Forwarded-Proto of these addresses and networks, such as "
+        "127.0.0.1,10.0.0.0/8, or of all: * (default: none)",
+    )
+    add(
         "--api-key",
         action="append",
         default=[],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fastapi import FastAPI
 from starlette.datastructures import Headers
@@ -22,7 +22,7 @@ from starlette.websockets import WebSocket
 from ostro.core.errors import OstroError
 from ostro.core.ipc.process import ProcessEngine
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Route, Settings
+from ostro.core.records import Endpoint, Route, Settings
 from ostro.entrypoints.api.openai import (
     batches,
     conversations,
@@ -51,7 +51,7 @@ from ostro.entrypoints.http.budget import BodyBudget
 from ostro.entrypoints.http.context import caller_of
 from ostro.entrypoints.http.deadline import Deadline
 from ostro.entrypoints.http.errors import HANDLERS
-from ostro.entrypoints.http.handlers import endpoint_of
+from ostro.entrypoints.http.handlers import checked_endpoint, endpoint_of
 from ostro.entrypoints.http.log import log_request
 from ostro.entrypoints.http.measurement import RequestMetrics
 from ostro.entrypoints.http.metrics import CallerMetrics, EngineMetrics
@@ -112,7 +112,9 @@ def make_app(
     request_timeout: float | None = None,
     state: State | None = None,
     quotas: Quotas | None = None,
-    outer: Sequence[Middleware] = (),
+    forwarding: Callable[[Route], Endpoint | None] | None = None,
+    body_counts: memoryview | None = None,
+    own_count: int = 0,
 ) -> FastAPI:
     """Return the application.
 
@@ -122,7 +124,9 @@ def make_app(
     body_log: gets the bodies of requests. observers: functions that get the record of each request
     at its end. root_path: path below which a proxy serves the application. request_timeout: time
     limit of a request in seconds, None for none. state: the store of files and batches, None for a
-    server without one. quotas: those of another process. outer: middleware before all other.
+    server without one. quotas: those of another process. forwarding: returns the endpoint of a
+    route that another process handles, None for other routes. body_counts, own_count: those of
+    `BodyBudget`.
     Raises UsageError if a root is not a folder.
     """
     ring, quotas = ring or KeyRing(), quotas or Quotas()
@@ -135,10 +139,9 @@ def make_app(
     requests.registry.register(CallerMetrics(quotas))
     service.engine.observer = requests
     middleware = [Middleware(RootPath, root_path=root_path)] if root_path else []
-    middleware += outer
     observers = [*observers, log_request] if access_log else observers
     middleware.append(Middleware(RequestMiddleware, metrics=requests, observers=observers))
-    middleware.append(Middleware(BodyBudget))
+    middleware.append(Middleware(BodyBudget, counts=body_counts, own=own_count))
     if body_log is not None:
         middleware.append(Middleware(BodyLogMiddleware, log=body_log))
     if origins:
@@ -153,7 +156,12 @@ def make_app(
         middleware.append(Middleware(Deadline, seconds=request_timeout))
     app = FastAPI(
         openapi_url=None,
-        routes=[starlette_route(route) for route in sorted(routes, key=lambda x: not x.header)],
+        routes=[
+            starlette_route(
+                route, forwarding(route) if forwarding else None, place_of(route, plugins)
+            )
+            for route in sorted(routes, key=lambda x: not x.header)
+        ],
         middleware=middleware,
         exception_handlers=dict(HANDLERS),
         redirect_slashes=False,
@@ -221,18 +229,30 @@ class RecordedRoute(HttpRoute):
         return match, {**found, "route": self}
 
 
-def starlette_route(route: Route) -> BaseRoute:
-    """Return a route that requires the record's scope of its callers."""
+def place_of(route: Route, plugins: PluginManager) -> str:
+    """Return a route and its plugin, for the log."""
+    origin = plugins.origin("routes", route.name)
+    return f"the route {route.name!r}" + (f" of {origin}" if origin else "")
+
+
+def starlette_route(route: Route, endpoint: Endpoint | None = None, place: str = "") -> BaseRoute:
+    """Return a route that requires the record's scope of its callers.
+
+    endpoint: answers its requests in the place of the record's handler or endpoint. place: the
+    route and its plugin, for the log.
+    """
     method, _, path = route.name.partition(" ")
     if method == "FILES":
         files = StaticFiles(directory=str(route.endpoint), html=True)
         return Mount(path, guarded_files(route, files), name=route.name)
-    answer = endpoint_of(route) if route.handler is not None else route.endpoint
-    assert callable(answer)
+    if route.handler is not None:
+        own = endpoint_of(route, place)
+    else:
+        own = checked_endpoint(cast(Endpoint, route.endpoint), place)
+    answer = endpoint or own
     if method == "WEBSOCKET":
         return WebSocketRoute(path, guarded(route, answer), name=route.name)
-    endpoint = guarded(route, answer)
-    found = RecordedRoute(path, endpoint, methods=[method], name=route.name)
+    found = RecordedRoute(path, guarded(route, answer), methods=[method], name=route.name)
     found.record = route
     return found
 
@@ -273,11 +293,15 @@ def plugin_routes(
 ) -> list[Route]:
     """Return the routes of plugins. A plugin cannot replace a built-in route.
 
-    A route with a header only precedes it, for requests with the header.
+    A route with a header only precedes it, for requests with the header. The log names the routes
+    that are not served.
     """
     routes = []
     engine, taken = operations.service.engine, [starlette_route(route) for route in builtin]
-    for name, record in plugins.collect("routes", server=operations, engine=engine).items():
+    records = plugins.collect("routes", server=operations, engine=engine)
+    for name, message in plugins.conflicts("routes").items():
+        log.error("plugin route %r ignored: %s", name, message)
+    for name, record in records.items():
         method, _, path = name.partition(" ")
         if not (method.isupper() and path.startswith("/")):
             log.warning("plugin route %r ignored: name it 'METHOD /path'", name)

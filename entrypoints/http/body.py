@@ -22,8 +22,8 @@ from ostro.entrypoints.http.errors import CLOSE
 from ostro.entrypoints.operations.decoding import (
     MAX_BYTES,
     decode,
-    decode_aside,
     decode_object,
+    json_aside,
     max_bytes,
 )
 
@@ -45,7 +45,7 @@ async def read_request(request: Request, kind: type[R], body: RequestBody = DEFA
     """
     limit = max_bytes(operations_of(request).service, body)
     data = await read_data(request, limit, body.any_type)
-    return await decode_aside(len(data), partial(decode, data, kind, check=body.check))
+    return await json_aside(len(data), partial(decode, data, kind, check=body.check))
 
 
 async def read_json(
@@ -57,12 +57,20 @@ async def read_json(
     `decode_object`.
     """
     data = await read_data(request, limit, any_type)
-    return await decode_aside(len(data), partial(decode_object, data))
+    return await json_aside(len(data), partial(decode_object, data))
 
 
 async def read_data(request: Request, limit: int, any_type: bool = False) -> bytearray:
     """Return the body of a request for JSON. Raises HTTPException as `read_json`."""
     check_type(request, any_type)
+    return await read_in_time(request, limit)
+
+
+async def read_in_time(request: Request, limit: int) -> bytearray:
+    """Return the body of a request, of any type and at most `limit` bytes.
+
+    Raises HTTPException 408, 413 or 503.
+    """
     try:
         async with asyncio.timeout(SECONDS):
             return await read(request, limit)

@@ -39,6 +39,8 @@ BASE64 = re.compile(r"[A-Za-z0-9+/_-]+={0,2}", re.ASCII)
 SECRETS = frozenset(("authorization", "api_key", "headers"))
 """Members of requests that may hold keys, such as those of MCP servers."""
 REMOVED = "[removed]"
+WITHOUT_BODY = ("GET", "HEAD", "DELETE")
+"""Methods of requests whose body no route reads."""
 
 
 class BodyLog:
@@ -184,7 +186,8 @@ class BodyLogMiddleware:
         self.app, self.log = app, log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        # The body of a GET is read to notice a disconnect; it counts towards no limit.
+        if scope["type"] != "http" or scope["method"] in WITHOUT_BODY:
             return await self.app(scope, receive, send)
         sent, received = Body(), Body()
         sent.start(scope["headers"])

@@ -1,9 +1,10 @@
-"""A limit on the bytes of all request bodies that the server holds at once."""
+"""A limit on the bytes of all request bodies that the processes of a server hold at once."""
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
+import mmap
 from contextlib import suppress
 
 from starlette.exceptions import HTTPException
@@ -22,6 +23,8 @@ MAP_BYTES = 512 << 10
 """Blocks of at least this size are mapped, and so returned to the system when they are freed."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's mallopt."""
+COUNT_BYTES = 8
+"""Size of the count of one process in the file of `map_counts`."""
 BODY_KEY = "ostro.body"
 """The key of a request's `HeldBody` in its scope."""
 
@@ -32,9 +35,12 @@ class BodyBudget:
     A parsed body lives as long as its request and needs at least as much memory as its bytes.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, counts: memoryview | None = None, own: int = 0) -> None:
+        """counts: the bytes that each process holds, see `map_counts`; None for one process. own:
+        the index of this process, which changes no other count.
+        """
         self.app = app
-        self.used = 0
+        self.counts, self.own = counts or memoryview(bytearray(COUNT_BYTES)).cast("q"), own
         self.trim: asyncio.TimerHandle | None = None
         map_large_blocks()
 
@@ -47,6 +53,10 @@ class BodyBudget:
             if held.size > SMALL and self.trim is None:
                 self.trim = asyncio.get_running_loop().call_later(TRIM_SECONDS, self.start_trim)
             held.release()
+
+    def add(self, size: int) -> None:
+        """Add to the bytes that this process holds."""
+        self.counts[self.own] += size
 
     def start_trim(self) -> None:
         """Return freed memory in a thread: this takes milliseconds."""
@@ -72,17 +82,25 @@ class HeldBody:
         Raises HTTPException 503 if this body exceeds `SMALL` and all bodies exceed `MAX_HELD`.
         """
         budget = self.budget
-        if self.size + size > SMALL and budget.used + size > MAX_HELD:
+        if self.size + size > SMALL and sum(budget.counts) + size > MAX_HELD:
             self.release()
             message = f"the bodies of all requests exceed {MAX_HELD >> 20} MiB; try again"
             raise HTTPException(503, message, CLOSE)
         self.size += size
-        budget.used += size
+        budget.add(size)
 
     def release(self) -> None:
         """Subtract the bytes of this body from the count."""
-        self.budget.used -= self.size
+        self.budget.add(-self.size)
         self.size = 0
+
+
+def map_counts(file: int) -> memoryview:
+    """Return the counts of several processes, `COUNT_BYTES` each, in a file that they all map.
+
+    file: a descriptor.
+    """
+    return memoryview(mmap.mmap(file, 0)).cast("q")
 
 
 def trim_memory() -> None:

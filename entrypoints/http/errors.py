@@ -106,10 +106,24 @@ def allowed_methods(request: Request) -> str:
     return ", ".join(sorted({method for route in routes for method in route.methods}))
 
 
+class InternalError(OstroError):
+    """An unexpected error of a handler that a stream reports; its traceback is in the log only."""
+
+    status, code = 500, "internal"
+
+    def __init__(self, id: str) -> None:
+        super().__init__(internal_error(id).error.message)
+
+
 async def on_bug(request: Request, error: Exception) -> Response:
     """Respond to an unexpected exception; its traceback goes to the log only."""
-    id = request.scope.get("state", {}).get("request_id", "")
-    return respond_error(500, internal_error(id), request.scope)
+    return respond_error(500, internal_error(request_id(request.scope)), request.scope)
+
+
+def request_id(scope: Scope) -> str:
+    """The id of a request, as its response and the log have it."""
+    id: str = scope.get("state", {}).get("request_id", "")
+    return id
 
 
 async def on_disconnect(request: Request, error: Exception) -> Response:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from functools import partial
 from typing import Any, cast
 
@@ -11,38 +11,59 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from ostro.core.errors import OstroError
+from ostro.core.plugins.task_errors import task_errors
 from ostro.core.records import Content, Endpoint, RequestBody, Route
 from ostro.entrypoints.http.body import read_request
 from ostro.entrypoints.http.context import caller_of, operations_of
 from ostro.entrypoints.http.errors import respond, status_headers
 from ostro.entrypoints.http.query import parse_query
-from ostro.entrypoints.http.stream import EventStream, unless_disconnected
+from ostro.entrypoints.http.stream import EventStream, guarded_parts, unless_disconnected
 from ostro.entrypoints.operations.errors import error_content_of, in_form
 from ostro.entrypoints.operations.event_formats import OPENAI_EVENTS
+from ostro.entrypoints.operations.handler import call
 
 WITH_QUERY = ("GET", "DELETE")
 """Methods whose request is the query string."""
 
 
-def endpoint_of(route: Route) -> Endpoint:
-    """Return an endpoint that reads a request, calls the route's handler and writes its result."""
+def endpoint_of(route: Route, place: str = "") -> Endpoint:
+    """Return an endpoint that reads a request, calls the route's handler and writes its result.
+
+    place: the route and its plugin, for the log.
+    """
     assert route.handler is not None
-    handler, query = route.handler, cast("type[msgspec.Struct] | None", route.query)
+    query = cast("type[msgspec.Struct] | None", route.query)
+    place = place or f"the route {route.name!r}"
 
     async def endpoint(request: Request) -> Response:
-        operations = operations_of(request)
-        if route.requires is not None:  # before a body of up to 50 MB is read in vain
-            route.requires(operations)
-        parameters: dict[str, Any] = dict(request.path_params)
-        if query is not None:
-            parameters["query"] = parse_query(request, query)
-        wanted = await read(request, route)
-        work = handler(operations, caller_of(request), wanted, **parameters)
-        if route.cancel_on_disconnect:
-            return respond_with(await unless_disconnected(request, work), route)
-        return respond_with(await work, route)
+        with task_errors(place):
+            operations = operations_of(request)
+            if route.requires is not None:  # before a body of up to 50 MB is read in vain
+                route.requires(operations)
+            parameters: dict[str, Any] = dict(request.path_params)
+            if query is not None:
+                parameters["query"] = parse_query(request, query)
+            wanted = await read(request, route)
+            work = call(route, operations, caller_of(request), wanted, parameters, place)
+            if route.cancel_on_disconnect:
+                return respond_with(await unless_disconnected(request, work), route, place)
+            return respond_with(await work, route, place)
 
     return endpoint
+
+
+def checked_endpoint(endpoint: Endpoint, place: str) -> Endpoint:
+    """Return the endpoint of a plugin's route, with ordinary errors; see `task_errors`."""
+
+    async def checked(request: Request) -> Response:
+        with task_errors(place):
+            response = await endpoint(request)
+        if isinstance(response, StreamingResponse):
+            parts = cast("AsyncIterator[bytes]", aiter(response.body_iterator))
+            response.body_iterator = guarded_parts(parts, place)
+        return response
+
+    return checked
 
 
 async def read(request: Request, route: Route) -> Any:
@@ -51,21 +72,35 @@ async def read(request: Request, route: Route) -> Any:
     kind = cast("type[msgspec.Struct] | None", body.kind or route.request)
     if kind is None:
         return None
-    if route.name.startswith(WITH_QUERY):
-        return parse_query(request, kind)
-    return await read_request(request, kind, body)
+    if has_body(route):
+        return await read_request(request, kind, body)
+    return parse_query(request, kind)
 
 
-def respond_with(result: Any, route: Route) -> Response:
-    """Return the response with the result of a handler."""
+def has_body(route: Route) -> bool:
+    """Return whether the requests of a route with a handler have a body that is read."""
+    kind = route.request if route.body is None else route.body.kind or route.request
+    return kind is not None and not route.name.startswith(WITH_QUERY)
+
+
+def respond_with(result: Any, route: Route, place: str = "") -> Response:
+    """Return the response with the result of a handler. Raises TypeError for invalid content.
+
+    place: the route and its plugin, for the log.
+    """
     if isinstance(result, AsyncGenerator):
-        return EventStream(result, route.event_format or OPENAI_EVENTS, partial(error_json, route))
+        format = route.event_format or OPENAI_EVENTS
+        return EventStream(result, format, partial(error_json, route), place)
     if not isinstance(result, Content):
         return respond(200, result)
     headers = {**status_headers(result.status), **result.headers}
     if isinstance(result.data, bytes):
         return Response(result.data, result.status, headers, result.media_type)
-    return StreamingResponse(result.data, result.status, headers, result.media_type)
+    if not isinstance(result.data, AsyncIterator):
+        kind = type(result.data).__name__
+        raise TypeError(f"Content.data is {kind}, expected bytes or an async iterator of bytes")
+    parts = guarded_parts(result.data, place)
+    return StreamingResponse(parts, result.status, headers, result.media_type)
 
 
 def error_json(route: Route, error: OstroError) -> Any:

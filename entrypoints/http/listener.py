@@ -272,7 +272,8 @@ class LingeringTransport:
             return
         self._left = LINGER_BYTES
         if self._transport.can_write_eof():  # TLS cannot
-            self._transport.write_eof()
+            with suppress(OSError):  # the peer has reset the connection
+                self._transport.write_eof()
         self._transport.resume_reading()
         self._protocol.loop.call_later(LINGER_SECONDS, self._transport.close)
 

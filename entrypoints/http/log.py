@@ -18,6 +18,8 @@ ACCESS = "ostro.access"
 """The logger of requests."""
 PATH_CHARACTERS = 200
 """Characters of a path in the log."""
+CLIENT_CHARACTERS = 100
+"""Characters of a client's address in the log: a proxy may pass on what a client wrote."""
 PLAIN = re.compile(r"[\w./:@,+-]+", re.ASCII)
 """Values that a line of text contains without quotes."""
 log = logging.getLogger(ACCESS)
@@ -75,7 +77,7 @@ class LazyText:
 
     def __str__(self) -> str:
         fields = dict(self.fields)
-        client, key = fields.pop("client"), fields.pop("key", "-")
+        client, key = quote(fields.pop("client"), safe="/:"), fields.pop("key", "-")
         path = quote(fields.pop("path"), safe="/:@")
         version = self.record.scope.get("http_version", "1.1")
         head = f'{client} {key.replace(" ", "-")} "{fields.pop("method")} {path} HTTP/{version}"'
@@ -106,7 +108,7 @@ def fields_of(record: RequestRecord) -> dict[str, Any]:
     }
     return {
         "request_id": record.id,
-        "client": f"{host}:{port}",
+        "client": f"{str(host)[:CLIENT_CHARACTERS]}:{port}",
         "method": record.method,
         "path": str(record.scope.get("path", ""))[:PATH_CHARACTERS],
         "route": record.route,

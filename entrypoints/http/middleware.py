@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ostro.core.plugins.task_errors import task_errors
 from ostro.entrypoints.http.errors import on_bug, respond_error, respond_to
 from ostro.entrypoints.http.measurement import RequestMetrics
 from ostro.entrypoints.http.request_record import RECORD, RequestRecord
@@ -59,7 +60,8 @@ class RequestMiddleware:
         self.metrics.begin_http()
         sending = recorded_send(record, send)
         try:
-            await self.app(scope, self.recorded_receive(record, receive), sending)
+            with task_errors():
+                await self.app(scope, self.recorded_receive(record, receive), sending)
         except Exception as error:
             if record.status or scope["type"] != "http":
                 raise

@@ -87,7 +87,8 @@ class Options:
     load models from. keys: a keys file. max_queue and max_queue_tokens: limits on
     unfinished sequences and their prompt tokens. store: where files and batches are kept, "none"
     for a server without state. retention: time after which they are deleted, None for no limit.
-    store_limit: limit on their bytes, None for no limit. workers: processes that serve HTTP; 1 is
+    store_limit: limit on their bytes, None for no limit. trusted_proxies: addresses and networks
+    whose X-Forwarded-For and X-Forwarded-Proto are used. workers: processes that serve HTTP; 1 is
     the server's own.
     Times are in seconds.
     """
@@ -120,6 +121,7 @@ class Options:
     ssl_certfile: str | Path | None = None
     ssl_keyfile: str | Path | None = None
     root_path: str = ""
+    trusted_proxies: Sequence[str] = ()
     workers: int = 1
     plugin_paths: Sequence[str] = ()
     engine: Import = ENGINE
@@ -217,15 +219,17 @@ class Server:
 
     def open_web(self, app: FastAPI) -> Web | WorkerPool:
         """Return what serves HTTP: this process, or workers."""
-        if self.options.workers == 1:
-            return Web.of(app, self.options.ssl_certfile, self.options.ssl_keyfile)
+        options = self.options
+        if options.workers == 1:
+            proxies = options.trusted_proxies
+            return Web.of(app, options.ssl_certfile, options.ssl_keyfile, trusted_proxies=proxies)
         start = Start(
             settings=self.settings,
-            options=options_of(self.options),
+            options=options_of(options),
             registry=self.plugins.registry(),
             keys=self.ring.state,
         )
-        return WorkerPool(app, self.ring, start, self.options.workers)
+        return WorkerPool(app, self.ring, start, options.workers)
 
     async def open(self) -> FastAPI:
         """Open the store and return the application. Its models are not loaded yet."""
@@ -242,7 +246,7 @@ class Server:
             self.configured,
             lambda settings: in_thread(partial(find_ready, settings, self.plugins)),
             lambda model: make_pipelines(model, self.engine, self.plugins),
-            self.plugins.collect("pipelines").keys(),
+            {record.task for record in self.plugins.collect("pipelines").values()},
         )
         self.manager.on_loaded = self.note_context
         app = make_app(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -11,12 +12,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ostro.core.errors import OstroError
+from ostro.core.plugins.task_errors import task_errors
 from ostro.core.records import EventFormat
 from ostro.entrypoints.http.deadline import deadline_of, timed_out
-from ostro.entrypoints.http.errors import respond_to
+from ostro.entrypoints.http.errors import InternalError, request_id, respond_to
 from ostro.entrypoints.operations.errors import error_content_of
 from ostro.entrypoints.operations.event_formats import OPENAI_EVENTS
 
+log = logging.getLogger(__name__)
 KEEP_ALIVE = 10.0
 """Seconds without an event after which a comment is sent: proxies close connections that are silent
 for longer, usually a minute.
@@ -30,7 +33,7 @@ class EventStream(Response):
     """Sends events as they are generated, and closes the generator when the client disconnects.
 
     An error before the first event sets the status of the response; a later one becomes an event.
-    The deadline of the request is such an error.
+    The deadline of the request is such an error. The log has the traceback of unexpected errors.
     """
 
     def __init__(
@@ -38,9 +41,13 @@ class EventStream(Response):
         events: AsyncGenerator[Any, None],
         format: EventFormat = OPENAI_EVENTS,
         error_json: Callable[[OstroError], Any] = error_content_of,
+        place: str = "",
     ) -> None:
-        """error_json: the JSON of an error, OpenAI's by default."""
+        """error_json: the JSON of an error, OpenAI's by default. place: the route and its plugin,
+        for the log.
+        """
         self.events, self.format, self.error_json = events, format, error_json
+        self.place = place
         self.background = None
         self.started = False
         self.last = 0.0
@@ -55,28 +62,63 @@ class EventStream(Response):
             watching.cancel()
             sending.cancel()
             results = await asyncio.gather(sending, watching, return_exceptions=True)
-            await self.events.aclose()
+            await self._close(scope)
         for result in results:
             # A client that leaves while the server writes is no error of the server.
             if isinstance(result, Exception) and not isinstance(result, OSError):
                 raise result
 
     async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> None:
-        encode = self.format.encode
         try:
             try:
                 async with asyncio.timeout_at(deadline_of(scope)) as timeout:
-                    async for event in self.events:
-                        await self._write(send, encode(event))
+                    while (data := await self._next(scope)) is not None:
+                        await self._write(send, data)
             except TimeoutError:
-                if not timeout.expired():  # one of the handler's own
+                if not timeout.expired():  # of the connection
                     raise
                 raise timed_out() from None
         except OstroError as error:
             if not self.started:
                 return await respond_to(error, scope)(scope, receive, send)
-            await self._write(send, encode(self.error_json(error)))
+            await self._write(send, self._encode_error(scope, error))
         await self._write(send, self.format.end, more=False)
+
+    async def _next(self, scope: Scope) -> bytes | None:
+        """The bytes of the next event, None after the last one. Raises OstroError only."""
+        try:
+            with task_errors(self.place):
+                try:
+                    return self.format.encode(await anext(self.events))
+                except StopAsyncIteration:
+                    return None
+        except OstroError:
+            raise
+        except Exception as error:
+            raise self._unexpected(scope, error) from error
+
+    def _encode_error(self, scope: Scope, error: OstroError) -> bytes:
+        """The bytes of the event of an error; b"" if the plugin's functions cannot write it."""
+        try:
+            with task_errors(self.place):
+                return self.format.encode(self.error_json(error))
+        except Exception as other:
+            self._unexpected(scope, other)
+            return b""
+
+    async def _close(self, scope: Scope) -> None:
+        """Close the generator. Its client has the response by now, or has left."""
+        try:
+            with task_errors(self.place):
+                await self.events.aclose()
+        except Exception as error:
+            self._unexpected(scope, error)
+
+    def _unexpected(self, scope: Scope, error: Exception) -> InternalError:
+        """Log an error of the handler; return the one for the client."""
+        id = request_id(scope)
+        log.error("request %s has failed in %s", id, self.place or "a stream", exc_info=error)
+        return InternalError(id)
 
     async def _write(self, send: Send, data: bytes, *, more: bool = True) -> None:
         if not self.started:
@@ -99,6 +141,17 @@ class EventStream(Response):
                 continue
             if message["type"] == "http.disconnect":
                 return
+
+
+async def guarded_parts(parts: AsyncIterator[bytes], place: str) -> AsyncGenerator[bytes, None]:
+    """The parts of a response of a plugin, whose errors are ordinary ones: see `task_errors`."""
+    while True:
+        with task_errors(place):
+            try:
+                part = await anext(parts)
+            except StopAsyncIteration:
+                return
+        yield part
 
 
 async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:

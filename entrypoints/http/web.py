@@ -7,7 +7,7 @@ import contextlib
 import logging
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import uvicorn
@@ -35,10 +35,11 @@ class Web(uvicorn.Server):
         keyfile: str | Path | None = None,
         *,
         accepts: int = ACCEPTS,
+        trusted_proxies: Sequence[str] = (),
     ) -> Web:
         """Return a server of an application that is not running yet. certfile: of TLS, in PEM.
 
-        accepts: connections that it accepts at once.
+        accepts: connections that it accepts at once. trusted_proxies: those of `parse_proxies`.
         """
         logging.getLogger("uvicorn.error").addFilter(is_no_cancellation)
         config = uvicorn.Config(
@@ -51,6 +52,9 @@ class Web(uvicorn.Server):
             ssl_certfile=certfile,
             ssl_keyfile=keyfile,
             server_header=False,
+            # uvicorn's default trusts all clients of this machine.
+            proxy_headers=bool(trusted_proxies),
+            forwarded_allow_ips=[*trusted_proxies],
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=FLUSH_SECONDS,
             backlog=accepts,

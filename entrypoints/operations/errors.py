@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import msgspec
 
 from ostro.core.errors import EngineDied, OstroError, StoreError
+from ostro.core.plugins.task_errors import task_errors
 from ostro.core.records import Route
 
+log = logging.getLogger(__name__)
 BUSY = (429, 503, 529)
 """Statuses of a limit or a server without room: a repetition may succeed. 529 is Anthropic's."""
 DIED = "the engine process has ended; see the server's log"
@@ -65,8 +68,16 @@ def internal_error(id: str) -> ErrorBody:
 
 
 def in_form(route: Route | None, status: int, content: ErrorBody) -> tuple[int, Any]:
-    """The status and the JSON of an error in the form of a route's API family."""
+    """The status and the JSON of an error in the form of a route's API family.
+
+    In OpenAI's form if the function of a plugin raises; the log has its traceback.
+    """
     if route is None or route.errors is None:
         return status, content
     detail, status = content.error, route.statuses.get(status, status)
-    return status, route.errors(status, detail.message, detail.code, detail.param)
+    try:
+        with task_errors():
+            return status, route.errors(status, detail.message, detail.code, detail.param)
+    except Exception:
+        log.exception("`errors` of the route %r has failed", route.name)
+        return status, content

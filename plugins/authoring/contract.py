@@ -10,9 +10,10 @@ from importlib.util import find_spec
 from typing import TypeGuard
 
 from ostro.core import hooks
+from ostro.core.commands import COMMANDS
 from ostro.core.plugins.manager import HOOKS
 from ostro.core.plugins.validation import CHECKS, is_compatible
-from ostro.core.records import API, KINDS, Architecture, Conformance, Record
+from ostro.core.records import API, KINDS, Architecture, Command, Conformance, Record
 from ostro.errors import nearest
 from ostro.plugins.authoring.finding import Finding, error, warning
 from ostro.plugins.authoring.package import Package
@@ -100,6 +101,11 @@ def check_record(
             yield error(where, f"{what} needs the field {name!r}", "add it")
     if kind is Architecture:
         yield from check_tested(where, given)
+    if kind is Command and "name" in given:
+        value = constant(given["name"], source.file)
+        if isinstance(value, str) and value in COMMANDS:
+            what = f"ostro itself has the command {value!r}, which is used instead"
+            yield error(where, what, "rename it")
 
 
 def check_tested(where: str, given: Mapping[str, ast.expr]) -> Iterator[Finding]:

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
+from ostro import Parser, Pipeline, hookimpl
+from ostro.core.errors import PluginError
 from ostro.core.pipeline import CheckpointSummary
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings, TensorInfo
-from ostro.entrypoints.open import summary_of
+from ostro.entrypoints.open import check_parsers, find_model, make_pipelines, summary_of
 
 GPTQ = {"quantization_config": {"quant_method": "gptq"}}
 
@@ -50,3 +53,81 @@ def test_summary(
     container.path = tmp_path / "m.gguf"
     container.path.touch()
     assert summary_of(container, raw, Settings(quant=quant)).format == "gguf"
+
+
+class Second:
+    """A plugin with a pipeline and a parser beside the built-in ones."""
+
+    @hookimpl
+    def ostro_pipelines(self) -> Any:
+        yield Pipeline(name="mine", task="embed", pipeline="x:Y")
+
+    @hookimpl
+    def ostro_parsers(self) -> Any:
+        yield Parser(name="hermes", matches=lambda source: "[[" in source, parser="x:Y")
+        yield Parser(name="mine", matches=lambda source: "[[" in source, parser="x:Y")
+
+
+@pytest.fixture
+def second() -> PluginManager:
+    plugins = PluginManager()
+    plugins.load()
+    plugins.register(Second(), "second")
+    return plugins
+
+
+def test_a_second_pipeline_of_a_task_is_a_conflict(second: PluginManager) -> None:
+    model: Any = SimpleNamespace(tasks=("embed",))
+    with pytest.raises(PluginError, match=r"the task 'embed' is .*built in.* and second"):
+        make_pipelines(model, None, second)  # type: ignore[arg-type]
+    infos = {each.name: each for each in second.describe()}
+    assert "the task 'embed'" in infos["second"].reason
+
+
+@pytest.mark.parametrize(
+    ("options", "template", "match"),
+    [
+        ({"tool_parser": "hermes"}, None, "parsers: 'hermes' is claimed by .* and second"),
+        ({"reasoning_parser": "hermes"}, None, "parsers: 'hermes' is claimed by .* and second"),
+        ({}, "[[", "the chat template is claimed by second .*--tool-parser: hermes, mine"),
+        ({"tool_parser": "none"}, "[[", "the chat template is claimed by second"),
+        ({"tool_parser": "mine"}, "[[", None),
+        ({"tool_parser": "none", "reasoning_parser": "none"}, "[[", None),
+        ({}, "plain", None),
+    ],
+)
+def test_parsers_in_conflict_are_named_at_start(
+    second: PluginManager, options: dict[str, Any], template: str | None, match: str | None
+) -> None:
+    source = None if template is None else SimpleNamespace(source=template)
+    model: Any = SimpleNamespace(settings=Settings(**options), template=source)
+    if match is None:
+        check_parsers(model, second)
+        return
+    with pytest.raises(PluginError, match=match):
+        check_parsers(model, second)
+
+
+class Exits:
+    """A plugin with a parser whose `matches` ends the process."""
+
+    @hookimpl
+    def ostro_parsers(self) -> Any:
+        def matches(source: str) -> bool:
+            raise SystemExit(3)
+
+        yield Parser(name="exits", matches=matches, parser="x:Y")
+
+
+def test_a_parser_that_raises_at_start_is_left_out() -> None:
+    plugins = PluginManager()
+    plugins.load()
+    plugins.register(Exits(), "exits")
+    model = find_model(Settings(reference="starter"), plugins)
+    assert "exits" not in model.parsers and "hermes" in model.parsers
+    assert "sys.exit(3)" in plugins.broken["exits"].reason
+
+
+def test_a_model_whose_parser_is_in_conflict_is_refused(second: PluginManager) -> None:
+    with pytest.raises(PluginError, match="parsers: 'hermes' is claimed by"):
+        find_model(Settings(reference="starter", tool_parser="hermes"), second)

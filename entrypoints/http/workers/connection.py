@@ -28,7 +28,7 @@ from ostro.core.messages.outputs import Output
 from ostro.core.messages.requests import DEFAULT, TokenRequest
 from ostro.entrypoints.http.http_series import HttpSeries
 from ostro.entrypoints.http.request_record import RECORD, RequestRecord
-from ostro.entrypoints.http.workers.forwarding import handle
+from ostro.entrypoints.http.workers.forwarding import READS, ForwardHandler
 from ostro.entrypoints.http.workers.messages import (
     Enter,
     Entered,
@@ -50,8 +50,6 @@ from ostro.entrypoints.operations.quotas import Quotas
 from ostro.entrypoints.operations.service import Service
 
 log = logging.getLogger(__name__)
-READS = ("GET", "HEAD")
-"""Methods of requests that do not change the server."""
 
 
 class WorkerConnection(asyncio.Protocol):
@@ -68,6 +66,7 @@ class WorkerConnection(asyncio.Protocol):
         self.app, self.ring, self.publish = app, ring, publish
         self.service: Service = app.state.operations.service
         self.quotas: Quotas = app.state.quotas
+        self.forwards = ForwardHandler(app, self.claim_of)
         self.frames = Frames()
         self.claims: dict[int, Claim] = {}
         self.requests: dict[str, asyncio.Task[None]] = {}
@@ -274,7 +273,7 @@ class WorkerConnection(asyncio.Protocol):
 
     async def forward(self, message: Forward) -> None:
         """Handle an HTTP request. All workers see its changes before it is answered."""
-        response = await handle(self.app, message)
+        response = await self.forwards.handle(message)
         if message.method not in READS:
             await self.publish()
         self.write(response)

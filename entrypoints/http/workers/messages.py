@@ -6,8 +6,7 @@ from typing import Any
 
 import msgspec
 
-from ostro.core import errors
-from ostro.core.errors import OstroError
+from ostro.core.errors import OstroError, describe_error, rebuild_error
 from ostro.core.messages.commands import (
     Abort,
     AdapterCommand,
@@ -30,9 +29,10 @@ from ostro.entrypoints.operations.keys import RingState
 
 class Start(msgspec.Struct, kw_only=True, tag=True):
     """The first message to a worker. `options` are the fields of `Options`; the plugins of the
-    worker must equal the `registry`.
+    worker must equal the `registry`. `number` is its index among the workers.
     """
 
+    number: int = 0
     settings: Settings
     options: dict[str, Any]
     registry: dict[str, str]
@@ -86,6 +86,8 @@ class Refused(msgspec.Struct, kw_only=True, tag=True):
     kind: str
     message: str
     param: str | None = None
+    status: int | None = None
+    code: str | None = None
     retry_after: float | None = None
     id: str = ""
     claim: int | None = None
@@ -94,32 +96,28 @@ class Refused(msgspec.Struct, kw_only=True, tag=True):
     @classmethod
     def of(cls, error: OstroError, **fields: Any) -> Refused:
         """Describe an error. `fields` are `id`, or `claim` and `headers`."""
-        return cls(
-            kind=type(error).__name__,
-            message=str(error),
-            param=error.param,
-            retry_after=getattr(error, "retry_after", None),
-            **fields,
-        )
+        described = {**describe_error(error), "kind": type(error).__name__}
+        return cls(retry_after=getattr(error, "retry_after", None), **described, **fields)
 
     def error(self) -> OstroError:
         """The error to raise."""
         if self.retry_after is not None:
             return quotas.RateLimited(self.message, self.retry_after)
-        for module in (errors, quotas, caller):
+        for module in (quotas, caller):
             kind = getattr(module, self.kind, None)
             if isinstance(kind, type) and issubclass(kind, OstroError):
                 return kind(self.message, param=self.param)
-        return OstroError(self.message, param=self.param)
+        return rebuild_error(self.kind, self.message, self.param, self.status, self.code)
 
 
 class Forwarded(msgspec.Struct, kw_only=True, tag=True):
-    """The response to a forwarded HTTP request."""
+    """The response to a forwarded HTTP request. `error` is its code, "" without an error."""
 
     number: int
     status: int
     headers: list[tuple[bytes, bytes]]
     body: bytes
+    error: str
 
 
 class GetSeries(msgspec.Struct, tag=True):
@@ -156,9 +154,16 @@ class Submit(msgspec.Struct, kw_only=True, tag=True):
 
 
 class Forward(msgspec.Struct, kw_only=True, tag=True):
-    """An HTTP request that the server handles. The fields are those of its ASGI scope."""
+    """An HTTP request that the server handles. The last fields are those of its ASGI scope.
+
+    id: of the request, see `RequestRecord`. key: the digest of its API key. seconds: time left
+    until its deadline, None without one.
+    """
 
     number: int
+    id: str
+    key: bytes | None
+    seconds: float | None
     method: str
     path: str
     query_string: bytes

@@ -11,6 +11,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -25,6 +26,7 @@ from msgspec.structs import replace
 from ostro.core.errors import UsageError
 from ostro.core.ipc.client import HEARTBEAT
 from ostro.core.pipeline import ServedModel
+from ostro.entrypoints.http.budget import COUNT_BYTES
 from ostro.entrypoints.http.http_series import HttpSeries
 from ostro.entrypoints.http.workers.connection import WorkerConnection
 from ostro.entrypoints.http.workers.messages import Renew, Start, Stop, View, ViewModel
@@ -74,8 +76,15 @@ class WorkerPool:
 
     async def serve(self, sockets: list[socket.socket]) -> None:
         """Run workers until `stop`."""
+        with tempfile.TemporaryFile() as counts:  # the workers map it: the kernel writes zeros
+            counts.truncate(COUNT_BYTES * self.count)
+            await self.keep_all(sockets[0], counts.fileno())
+
+    async def keep_all(self, listener: socket.socket, counts: int) -> None:
+        """Run all workers until `stop`. counts: descriptor of the file of `map_counts`."""
         keeping = [
-            asyncio.ensure_future(self.keep(number, sockets[0])) for number in range(self.count)
+            asyncio.ensure_future(self.keep(number, listener, counts))
+            for number in range(self.count)
         ]
         try:
             await self.stopped.wait()
@@ -95,11 +104,11 @@ class WorkerPool:
 
     # Processes
 
-    async def keep(self, number: int, listener: socket.socket) -> None:
+    async def keep(self, number: int, listener: socket.socket, counts: int) -> None:
         """Run a worker, and start another one when it ends."""
         while True:
             try:
-                how = await self.run(number, listener)
+                how = await self.run(number, listener, counts)
             except OSError as error:  # no memory for another process
                 how = f": {error}"
             if self.stopped.is_set():
@@ -107,10 +116,10 @@ class WorkerPool:
             log.error("worker %d has ended%s; starting another", number, how)
             await asyncio.sleep(PAUSE)
 
-    async def run(self, number: int, listener: socket.socket) -> str:
+    async def run(self, number: int, listener: socket.socket, counts: int) -> str:
         """Start a worker, wait until it has ended and return how; kill it if this is cancelled."""
         ours, theirs = socket.socketpair()
-        process = spawn(theirs, listener)
+        process = spawn(theirs, listener, counts)
         try:
             await self.connect(number, ours)
             with suppress(subprocess.TimeoutExpired):
@@ -127,7 +136,7 @@ class WorkerPool:
         transport, _ = await loop.create_unix_connection(lambda: connection, sock=end)
         self.connections[number] = connection
         try:
-            connection.write(replace(self.start, keys=self.ring.state))
+            connection.write(replace(self.start, number=number, keys=self.ring.state))
             connection.write(self.view())
             await self.watch(connection)
         finally:
@@ -221,9 +230,9 @@ class WorkerPool:
         return (self.ended, *(each.series for each in self.connections.values()))
 
 
-def spawn(theirs: socket.socket, listener: socket.socket) -> subprocess.Popen[bytes]:
+def spawn(theirs: socket.socket, listener: socket.socket, counts: int) -> subprocess.Popen[bytes]:
     """Start the process of a worker, and close this process's copy of its end."""
-    passed = (theirs.fileno(), listener.fileno())
+    passed = (theirs.fileno(), listener.fileno(), counts)
     argv = [sys.executable, "-P", "-m", "ostro.entrypoints.http.workers.worker", *map(str, passed)]
     paths = os.pathsep.join(dict.fromkeys(filter(None, sys.path)))
     try:

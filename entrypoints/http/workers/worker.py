@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import sys
@@ -14,7 +15,6 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from starlette.middleware import Middleware
 
 from ostro.core.errors import EngineDied, OstroError
 from ostro.core.ipc.frames import LENGTH, Frames, frame
@@ -23,7 +23,8 @@ from ostro.core.messages.outputs import Stats
 from ostro.core.pipeline import ServedModel
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.tasks import TaskPipeline
-from ostro.entrypoints.http.app import make_app, routes_of
+from ostro.entrypoints.http.app import make_app
+from ostro.entrypoints.http.budget import map_counts
 from ostro.entrypoints.http.daemon_thread import in_thread
 from ostro.entrypoints.http.listener import open_certificate
 from ostro.entrypoints.http.log import configure_log
@@ -85,7 +86,10 @@ class WorkerModel:
 class Worker(asyncio.Protocol):
     """A worker and its connection to the server."""
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: Start, counts: memoryview) -> None:
+        """counts: the bytes of bodies that each worker holds."""
+        self.number, self.counts = start.number, counts
+        counts[self.number] = 0  # a worker that was killed has left its count
         self.options, self.settings = Options(**start.options), start.settings
         self.frames = Frames()
         self.plugins = PluginManager()
@@ -96,12 +100,23 @@ class Worker(asyncio.Protocol):
         self.forwarded: dict[int, asyncio.Future[Forwarded]] = {}
         self.opened: dict[str, WorkerModel] = {}
         self.views: asyncio.Queue[View] = asyncio.Queue()
+        self.begun = asyncio.Event()
         self.tracing = start_tracing()
 
     async def run(self, end: socket.socket, listener: socket.socket) -> None:
-        """Serve until the server ends the connection or sends `Stop`."""
+        """Serve until the server ends the connection or sends `Stop`.
+
+        Connections are accepted once the models of the first view are open: a worker that replaces
+        another one has none before.
+        """
         app = self.open()
-        self.web = Web.of(app, self.options.ssl_certfile, self.options.ssl_keyfile, accepts=1)
+        self.web = Web.of(
+            app,
+            self.options.ssl_certfile,
+            self.options.ssl_keyfile,
+            accepts=1,
+            trusted_proxies=self.options.trusted_proxies,
+        )
         documents: Documents = app.state.operations.documents
         await documents.start()
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=end)
@@ -112,6 +127,7 @@ class Worker(asyncio.Protocol):
                 for runner in (documents.runner, documents.response_runner)
             ),
         ]
+        await self.begun.wait()
         await self.web.serve(sockets=[listener])
         for task in tasks:
             task.cancel()
@@ -125,20 +141,22 @@ class Worker(asyncio.Protocol):
         """Return the application. Its models are those of the first view."""
         options = self.options
         self.service = WorkerService(self.engine, resolves=self.settings.adapter_resolvers)
-        routes = routes_of(self.plugins)
         app = make_app(
             self.service,
             self.plugins,
             ring=self.ring,
             hosts=None if self.ring.locked else options.allow_hosts,
             origins=options.cors_origins,
+            open_metrics=options.open_metrics,
             access_log=options.access_log,
             observers=[] if self.tracing is None else [self.tracing],
             root_path=options.root_path,
             request_timeout=options.request_timeout,
             state=open_state(options.store, options.retention, self.plugins, options.store_limit),
             quotas=self.quotas,
-            outer=[Middleware(Forwarding, routes=routes, exchange=self.forward)],
+            forwarding=Forwarding(self.forward).endpoint_of,
+            body_counts=self.counts,
+            own_count=self.number,
         )
         self.requests = app.state.metrics.requests
         return app
@@ -167,7 +185,7 @@ class Worker(asyncio.Protocol):
         for future in self.forwarded.values():
             if not future.done():
                 future.set_exception(EngineDied("the server has ended"))
-        self.web.stop()
+        self.stop()
 
     def handle(self, message: Any) -> None:
         """Handle a message of the server."""
@@ -190,7 +208,12 @@ class Worker(asyncio.Protocol):
             case GetSeries():
                 self.write(Series(self.requests.http))
             case Stop():
-                self.web.stop()
+                self.stop()
+
+    def stop(self) -> None:
+        """Finish the responses and end, also before the first view."""
+        self.web.stop()
+        self.begun.set()
 
     async def forward(self, forward: Forward) -> Forwarded:
         """Let the server handle an HTTP request."""
@@ -225,6 +248,7 @@ class Worker(asyncio.Protocol):
             opened = {each.name: await self.find(each) for each in view.models}
             self.show(view, {name: each for name, each in opened.items() if each is not None})
             self.write(Synced(view.version))
+            self.begun.set()
 
     async def find(self, model: ViewModel) -> WorkerModel | None:
         """Read the files of a model but its weights, unless it is open. None if that fails."""
@@ -278,13 +302,17 @@ def receive_start(end: socket.socket) -> Start | None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a worker; `argv` has the descriptors of its connection and of the listening socket."""
+    """Run a worker. `argv` has the descriptors of its connection, of the listening socket, and of
+    the file of `map_counts`.
+    """
     # A terminal and systemd send signals to all processes: the server decides when workers end.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    end, listener = (socket.socket(fileno=int(each)) for each in argv)
-    for each in (end, listener):
-        each.set_inheritable(False)
+    end, listener = (socket.socket(fileno=int(number)) for number in argv[:2])
+    for opened in (end, listener):
+        opened.set_inheritable(False)
+    counts = map_counts(int(argv[2]))
+    os.close(int(argv[2]))
     start = receive_start(end)
     if start is None:
         return 0
@@ -292,7 +320,7 @@ def main(argv: Sequence[str]) -> int:
     configure_log(Options(**start.options).log_format)
 
     async def serve() -> None:
-        await Worker(start).run(end, listener)
+        await Worker(start, counts).run(end, listener)
 
     asyncio.run(serve())
     return 0

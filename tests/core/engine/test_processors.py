@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from tiny.processors import LOG
 
+from ostro import hookimpl
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.processors import Processors
-from ostro.core.errors import RequestError
+from ostro.core.errors import PluginError, RequestError
 from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import LogitsProcessor, Settings
+from ostro.core.records import Format, LogitsProcessor, Quantizer, Settings
 from ostro.plugins.conformance.parity import Subject, subject
 
 FIRST = 7
@@ -183,3 +185,30 @@ def test_logprobs_are_computed_after_processors(tiny: Subject) -> None:
     shares = plain.log_softmax(-1)
     assert entry.token == int(shares.argmax())
     assert entry.logprob == pytest.approx(float(shares.max()), abs=1e-4)
+
+
+class Second:
+    """A plugin with a processor and a weight format that another one has as well."""
+
+    @hookimpl
+    def ostro_logits_processors(self) -> Iterator[LogitsProcessor]:
+        yield record("second", "NoRepeat")
+
+    @hookimpl
+    def ostro_quantizers(self) -> Iterator[Quantizer]:
+        made = (Format(name="second2", bits=2.0),)
+        yield Quantizer(name="second", claims=lambda *_: False, storage="x:Y", makes=made)
+
+
+def test_a_name_of_two_plugins_names_both(tiny: Subject) -> None:
+    plugins = PluginManager()
+    plugins.load(Settings())
+    plugins.register(Second(), "one")
+    plugins.register(Second(), "two")
+    both = r"is claimed by one \(registered\) and two \(registered\)"
+    made = replace(tiny, plugins=plugins)
+    with pytest.raises(PluginError, match=f"logits_processors: 'second' {both}"):
+        made.engine().check_processors(Sampling(processors={"second": 1}))
+    for options in ({"quant": "SECOND2"}, {"topology": "q_proj = second2"}):
+        with pytest.raises(PluginError, match=f"quantizers: the format '.*' {both}"):
+            made.load(**options)

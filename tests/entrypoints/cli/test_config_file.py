@@ -54,6 +54,7 @@ EVERY: dict[str, Any] = {
 CHOSEN = {
     "restart": False,
     "root_path": "/below",
+    "trusted_proxies": "127.0.0.1,10.0.0.0/8",
     "retention": "5m",
     "store_limit": "2GB",
     "generation_config": "none",

@@ -183,6 +183,36 @@ def test_a_broken_command_of_a_plugin_is_named(ostro, wheel: Path) -> None:
     assert ostro("models").code == 0
 
 
+def test_a_command_that_exits_while_it_loads_is_named(ostro, wheel: Path) -> None:
+    wheel.write_text(wheel.read_text().replace('parser.add_argument("who")', "raise SystemExit(0)"))
+    ran = ostro("greet", "world")
+    assert ran.code == 7 and "plugin greeting (ostro-greeting 1.0)" in ran.err
+    assert "complete" in ostro("completion", "bash").out
+
+
+def test_a_command_of_ostro_itself_wins_over_that_of_a_plugin(ostro, wheel: Path) -> None:
+    wheel.write_text(wheel.read_text().replace('name="greet"', 'name="serve"'))
+    for words in (("--help",), ("completion", "bash"), ("serve", "--help")):
+        ran = ostro(*words)
+        assert ran.code == 0 and "say good morning" not in ran.out
+    assert "unknown command 'sreve'; nearest: serve" in ostro("sreve").err
+    ran = ostro("plugins")
+    [line] = (line for line in ran.out.splitlines() if line.startswith("greeting"))
+    assert ran.code == 1 and "conflict" in line and "'serve' is one of ostro itself" in line
+
+
+def test_a_command_of_two_plugins_names_both(ostro, wheel: Path) -> None:
+    info = wheel.parent / "ostro_other-2.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.4\nName: ostro-other\nVersion: 2.0\n")
+    (info / "entry_points.txt").write_text(f"[ostro]\nother = {wheel.stem}_other\n")
+    wheel.with_name(f"{wheel.stem}_other.py").write_text(wheel.read_text())
+    ran = ostro("greet", "world")
+    assert ran.code == 7 and "greeting (ostro-greeting 1.0) and other (ostro-other 2.0)" in ran.err
+    assert ostro("--help").code == 0
+    sys.modules.pop(f"{wheel.stem}_other")
+
+
 def escaped(text: str) -> str:
     """UTF-8 text as Python reads it from the command line in the C locale."""
     return text.encode().decode("ascii", "surrogateescape")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import json
@@ -9,13 +10,14 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ostro.core.errors import UsageError
-from ostro.entrypoints.http.body_log import Body, BodyLog
-from ostro.entrypoints.http.request_record import RequestRecord
+from ostro.entrypoints.http.body_log import Body, BodyLog, BodyLogMiddleware
+from ostro.entrypoints.http.request_record import RECORD, RequestRecord
 
 MEDIUM = bytes(range(256)) * 8
 HASHED = {"sha256": hashlib.sha256(MEDIUM).hexdigest(), "bytes": len(MEDIUM)}
@@ -112,3 +114,31 @@ def test_bodies_that_are_not_json() -> None:
     found.start([(b"content-type", b"audio/wav")])
     found.add(MEDIUM)
     assert found.content() == HASHED and found.data is None
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "DELETE", "POST"])
+def test_only_bodies_that_routes_read_are_kept(method: str) -> None:
+    route = SimpleNamespace(record=SimpleNamespace(scope="infer"))
+    scope: Any = {"type": "http", "method": method, "headers": [], "route": route}
+    kept: list[Body] = []
+    log: Any = SimpleNamespace(add=lambda record, sent, received: kept.append(sent))
+    parts: list[Any] = [{"type": "http.request", "body": b"x" * 100, "more_body": True}] * 3
+
+    async def receive() -> Any:
+        return parts.pop() if parts else {"type": "http.disconnect"}
+
+    async def watch(scope: Any, receive: Any, send: Any) -> None:
+        """Reads until the client disconnects, as a stream does."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    async def send(message: Any) -> None:
+        raise AssertionError("there is no response")
+
+    async def main() -> None:
+        RECORD.set(RequestRecord(scope, "id", ""))
+        await BodyLogMiddleware(watch, log)(scope, receive, send)
+
+    asyncio.run(main())
+    assert [body.size for body in kept] == ([300] if method == "POST" else [])
+    assert not parts

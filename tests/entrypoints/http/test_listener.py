@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import socket
 from asyncio import Transport
+from types import SimpleNamespace
 from typing import Any
 from weakref import WeakSet
 
+import h11
 import pytest
 from echo.server import Running, wait_until
 
@@ -98,6 +101,35 @@ def test_a_peer_that_sends_on_after_an_error_is_cut_off(
             while True:
                 client.sendall(b"x")
                 server.loop.advance(0)
+
+
+def test_an_error_for_a_peer_that_has_reset_the_connection() -> None:
+    class ResetTransport:
+        write: Any = None
+
+        def is_closing(self) -> bool:
+            return False
+
+        def can_write_eof(self) -> bool:
+            return True
+
+        def write_eof(self) -> None:
+            raise OSError(errno.ENOTCONN, "not connected")
+
+        def resume_reading(self) -> None:
+            pass
+
+        def close(self) -> None:
+            pass
+
+    timers: list[Any] = []
+    protocol: Any = SimpleNamespace(
+        conn=SimpleNamespace(their_state=h11.SEND_BODY),
+        loop=SimpleNamespace(call_later=lambda *timer: timers.append(timer)),
+    )
+    transport: Any = ResetTransport()
+    listener.LingeringTransport(transport, protocol).close()
+    assert timers == [(listener.LINGER_SECONDS, transport.close)]
 
 
 def test_what_follows_an_error_is_bounded(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:

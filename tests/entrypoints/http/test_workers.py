@@ -203,6 +203,21 @@ def test_metrics_are_the_sum_of_all_workers(served: Served) -> None:
         assert f"{labels} {after[0]}" in response.text
 
 
+def test_a_request_that_the_server_handles_counts_once(served: Served) -> None:
+    labels = 'method="POST",route="/v1/models/unload",status="404"'
+    http, key = ("ostro_http_requests_total", labels), ("ostro_key_requests_total", 'key="root"')
+
+    def unload() -> httpx.Response:
+        return served.send("/v1/models/unload", "root", model="none")
+
+    unload()
+    before = served.metrics()
+    assert served.statuses(unload) == {404}
+    after = served.metrics()
+    assert after[http] - before[http] == WORKERS
+    assert after[key] - before[key] == WORKERS + 1  # and one for the figures
+
+
 def test_a_model_that_is_loaded_is_served_by_all_workers(served: Served) -> None:
     def ask() -> httpx.Response:
         return served.complete(model="second")

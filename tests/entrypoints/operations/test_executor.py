@@ -14,6 +14,7 @@ import pytest
 
 from ostro.core.errors import Overloaded, StepFailed, Unsupported
 from ostro.core.records import Content, RequestBody, Route
+from ostro.entrypoints.operations.admission import CLAIM
 from ostro.entrypoints.operations.batch_runner import Busy
 from ostro.entrypoints.operations.caller import Caller, Forbidden
 from ostro.entrypoints.operations.event_formats import JSON_LINES, NAMED_EVENTS
@@ -55,7 +56,7 @@ async def echo(operations: Any, caller: Caller, request: Request) -> Any:
     return {"text": request.text, "priority": caller.priority, "id": request_id()}
 
 
-def failing(error: Exception) -> Any:
+def failing(error: BaseException) -> Any:
     async def handler(operations: Any, caller: Caller, request: Request) -> Any:
         raise error
 
@@ -91,6 +92,13 @@ def test_a_server_without_keys_does_not_act_for_a_key() -> None:
         pass
 
 
+def test_responses_in_the_background_have_a_low_priority() -> None:
+    with make_acting(KeyRing(), Quotas())("") as caller:
+        own = CLAIM.get()
+        assert caller.priority == LOW_PRIORITY
+        assert own is not None and own.caller == caller  # which requests of the engine follow
+
+
 def test_a_body_may_not_exceed_the_limit_of_the_route() -> None:
     text = "a" * 40
     size = len(msgspec.json.encode({"text": text}))
@@ -108,6 +116,51 @@ def test_errors_have_the_form_of_the_route() -> None:
     assert status == 500 and "secret" not in answer["error"]["message"]
     status, answer = run(echo, {}, errors=form, statuses={400: 422}, requires=requires)
     assert (status, answer) == (422, {"type": "failure", "status": 422, "code": "unsupported"})
+
+
+FAULTS = [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError()]
+
+
+@pytest.mark.parametrize("error", FAULTS, ids=repr)
+def test_no_error_of_a_handler_ends_the_batches(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise error
+
+    async def stream(operations: Any, caller: Caller, request: Request) -> Any:
+        async def events() -> AsyncGenerator[int, None]:
+            raise error
+            yield 1
+
+        return events()
+
+    for handler in (failing(error), fails, stream):
+        status, answer = run(handler, {})
+        assert status == 500 and answer["error"]["code"] == "internal"
+    for route in ({"requires": fails}, {"body": RequestBody(check=fails)}):
+        assert run(echo, {"absent": 1}, **route)[0] == 500
+    assert caplog.text.count("the route 'POST /x'") == 5
+
+
+@pytest.mark.parametrize("error", FAULTS, ids=repr)
+def test_the_form_of_errors_cannot_fail(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    def errors(*_: Any) -> Any:
+        raise error
+
+    status, answer = run(failing(KeyError("secret")), {}, errors=errors)
+    assert status == 500 and answer["error"]["code"] == "internal"
+    assert "`errors` of the route 'POST /x' has failed" in caplog.text
+
+
+def test_a_handler_without_a_result_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    async def nothing(operations: Any, caller: Caller, request: Request) -> None:
+        return
+
+    assert run(nothing, {})[0] == 500 and "the handler returned None" in caplog.text
+    assert run(lambda *_: {"a": 1}, {})[0] == 500 and "write it as `async def`" in caplog.text
 
 
 def test_a_server_without_room_repeats_the_request() -> None:

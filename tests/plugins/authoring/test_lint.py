@@ -312,6 +312,20 @@ def test_a_bare_folder_is_checked_without_metadata(project: Path, plugin: Plugin
     assert plugin("check", project / ARCEE).out == f"{ARCEE}: 0 errors, 0 warnings\n"
 
 
+def test_the_name_of_a_command_of_ostro_is_taken(project: Path, plugin: Plugin) -> None:
+    target = f"{ARCEE}:main"
+    source = (
+        "from ostro import Command, hookimpl\n\n\n@hookimpl\ndef ostro_commands():\n"
+        f'    yield Command(name="serve", help="h", parser="{target}", run="{target}")\n\n\n'
+        "def main(args): ...\n"
+    )
+    (project / RECORD).write_text(source)
+    ran = plugin("check", project)
+    assert ran.code == 1 and "ostro itself has the command 'serve'" in ran.out
+    (project / RECORD).write_text(source.replace('"serve"', '"served"'))
+    assert plugin("check", project).code == 0
+
+
 def test_findings_are_given_as_json(project: Path, plugin: Plugin) -> None:
     change(project / RECORD, "tiny=TINY", "tinny=TINY")
     ran = plugin("check", project, "--json")

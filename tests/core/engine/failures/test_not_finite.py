@@ -31,7 +31,10 @@ RULES: dict[str, dict[str, Any]] = {
 def damaged(engine: Engine) -> Engine:
     """The engine with an embedding that is NaN, as if its model computed in float16."""
     embedding: Any = engine.runner.model.get_submodule("model.embed_tokens")
-    embedding.storage.table[BAD] = math.nan
+    storage = embedding.storage
+    # A CPU whose layout of weights has no rows keeps a second copy of them.
+    rows = storage.plain() if storage.table is None else storage.table
+    rows[BAD] = math.nan
     engine.runner.dtype = torch.float16
     return engine
 

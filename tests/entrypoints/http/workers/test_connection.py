@@ -14,6 +14,7 @@ import pytest
 from echo.engine import EchoEngine
 from echo.model import END_ID, make_model, served_echo
 from echo.thread import ThreadEngine
+from msgspec.structs import replace
 
 from ostro.core.ipc.frames import Frames, frame
 from ostro.core.messages.commands import (
@@ -44,10 +45,12 @@ from ostro.entrypoints.http.workers.messages import (
     Synced,
     to_worker,
 )
-from ostro.entrypoints.operations.admission import Admission
+from ostro.entrypoints.operations.admission import CLAIM, Admission
+from ostro.entrypoints.operations.caller import Caller
 from ostro.entrypoints.operations.keys import Key, KeyRing, sha256_of
 from ostro.entrypoints.operations.service import Service
 
+BOSS = Key(name="boss", sha256=sha256_of("boss"), scopes=frozenset({"admin"}))
 KEY = Key(name="ann", sha256=sha256_of("ann"), concurrent_requests=2, tokens_per_minute=20)
 ENDLESS = Sampling(max_tokens=4000, ignore_eos=True)
 
@@ -96,7 +99,7 @@ async def connected(folder: Path, plugins: PluginManager, rows: int = 64) -> Asy
     echo = EchoEngine([END_ID])
     engine = ThreadEngine(lambda report: echo)
     engine.admission = Admission(rows)
-    service, ring = Service(engine, "echo"), KeyRing([KEY])
+    service, ring = Service(engine, "echo"), KeyRing([KEY, BOSS])
     app = make_app(service, plugins, ring=ring)
     info = await engine.start()
     service.models["echo"] = {"text": None}
@@ -259,15 +262,18 @@ def test_commands(run: Callable[..., None]) -> None:
     run(case)
 
 
-def forward(method: str, path: str) -> Forward:
+def forward(method: str, path: str, key: Key = KEY, body: bytes = b"{}") -> Forward:
     return Forward(
         number=7,
+        id="an-id",
+        key=key.digest,
+        seconds=None,
         method=method,
         path=path,
         query_string=b"",
-        headers=[(b"x-api-key", b"ann")],
+        headers=[(b"content-type", b"application/json")],
         client=("192.0.2.1", 5),
-        body=b"{}",
+        body=body,
     )
 
 
@@ -278,6 +284,82 @@ def test_forwarded_requests(run: Callable[..., None]) -> None:
         assert peer.published == 0
         response = await peer.ask(forward("POST", "/v1/models/unload"), Forwarded)
         assert response.status == 403 and peer.published == 1
+        assert response.error == "admin_key_required"
+
+    run(case)
+
+
+def test_forwarded_requests_have_the_permissions_that_their_key_has_now(
+    run: Callable[..., None],
+) -> None:
+    async def case(peer: Peer) -> None:
+        request = forward("POST", "/v1/models/unload", BOSS, b'{"model": "x"}')
+        response = await peer.ask(request, Forwarded)
+        assert (response.status, response.error) == (400, "unsupported"), response.body
+        peer.connection.ring.keys.clear()  # the keys file was read again
+        response = await peer.ask(request, Forwarded)
+        assert (response.status, response.error) == (403, "forbidden")
+
+    run(case)
+
+
+def test_forwarded_requests_are_not_counted_again(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released: list[Caller] = []
+
+    async def note_claim(*args: Any) -> None:
+        own = CLAIM.get()
+        assert own is not None
+        own.releases.append(lambda: released.append(own.caller))
+
+    monkeypatch.setattr(Service, "refresh_adapters", note_claim)
+
+    async def case(peer: Peer) -> None:
+        connection = peer.connection
+        for _ in range(3):
+            response = await peer.ask(forward("GET", "/v1/lora_adapters", BOSS), Forwarded)
+            assert response.status == 200, response.body
+        assert [caller.name for caller in released] == ["boss"] * 3
+        assert not connection.app.state.metrics.requests.http.responses
+        assert connection.quotas.of("boss", BOSS).usage.requests == 0
+
+    run(case)
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit])
+def test_a_bug_in_a_forwarded_request(
+    run: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: type[BaseException],
+) -> None:
+    def fail(*args: Any) -> None:
+        raise error("a bug")
+
+    monkeypatch.setattr(Service, "refresh_adapters", fail)
+
+    async def case(peer: Peer) -> None:
+        response = await peer.ask(forward("GET", "/v1/lora_adapters", BOSS), Forwarded)
+        assert (response.status, response.error) == (500, "internal")
+        assert b"a bug" not in response.body and b"an-id" in response.body
+
+    run(case)
+    assert "request an-id has failed" in caplog.text and error.__name__ in caplog.text
+
+
+def test_the_deadline_of_a_forwarded_request(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def wait(*args: Any) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Service, "refresh_adapters", wait)
+
+    async def case(peer: Peer) -> None:
+        request = replace(forward("GET", "/v1/lora_adapters", BOSS), seconds=0.01)
+        response = await peer.ask(request, Forwarded)
+        assert (response.status, response.error) == (504, "timeout")
 
     run(case)
 
