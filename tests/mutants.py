@@ -612,6 +612,16 @@ CORE: Mapping[str, Mapping[str, Change]] = {
             "        passed = tl.sum(weight)",
         ),
     },
+    "core/turns.py": {
+        "one-owner-gets-all-threads": (
+            "self._threads, self._most = threads, max(1, threads - 1)",
+            "self._threads, self._most = threads, threads",
+        ),
+        "thread-is-not-given-back": (
+            "            self._running[owner] -= 1",
+            "            self._running[owner] -= 0",
+        ),
+    },
     "core/tokenizer/bound.py": {
         "bound-ignores-nfc": (
             'return max(lengths) * (SHRINK if "NFC" in kinds else 1)',
@@ -1252,6 +1262,10 @@ ENTRYPOINTS: Mapping[str, Mapping[str, Change]] = {
         ),
     },
     "entrypoints/operations/executor.py": {
+        "background-has-priority": (
+            "caller, key = low(found[0]), found[1]",
+            "caller, key = found",
+        ),
         "batches-ignore-the-scope": (
             "caller.require(route.scope)",
             'caller.require("open")',
@@ -1355,6 +1369,25 @@ ENTRYPOINTS: Mapping[str, Mapping[str, Change]] = {
         "tokens-beyond-the-reservation-are-free": (
             "self.bucket.take(used - self.amount)",
             "self.bucket.take(0)",
+        ),
+    },
+    "entrypoints/operations/held_documents.py": {
+        "request-releases-nothing": (
+            "own.releases.append(partial(self.release, own))",
+            "own.releases.append(partial(self.release, own, 0))",
+        ),
+        "one-caller-holds-all": (
+            "if self.callers[name] + nbytes > self.caller:",
+            "if nbytes > self.caller:",
+        ),
+    },
+    "entrypoints/operations/responses/store.py": {
+        "reference-counts-once": ("for _ in range(times):", "for _ in range(1):"),
+    },
+    "entrypoints/operations/responses/watch.py": {
+        "cancelled-response-goes-on": (
+            "over = job is None or msgspec.json.decode(job.body, type=Job).cancelled",
+            "over = job is None",
         ),
     },
     "entrypoints/operations/uploads.py": {

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,6 +14,7 @@ import msgspec
 from ostro.core import pipeline
 from ostro.core.errors import RequestError, Unsupported
 from ostro.core.records import RequestBody
+from ostro.core.turns import OWNER, FairThreads
 from ostro.entrypoints.operations.json_scanner import check_text
 from ostro.entrypoints.operations.service import Service
 
@@ -28,9 +28,9 @@ PROMPT_FACTOR = 8
 """Factor between the largest and the typical text of a prompt: JSON escapes, white space."""
 SMALL = 64 << 10
 """Bytes of JSON that are decoded or encoded on the event loop; more are, in a thread."""
-DECODER = ThreadPoolExecutor(1, thread_name_prefix="json")
-"""The thread that decodes and encodes large JSON. It holds the GIL for most of the time: a second
-one would do no more, and delay other requests twice as long.
+DECODER = FairThreads(1, "json")
+"""The thread that decodes and encodes large JSON, of its owners in turn. It holds the GIL for most of
+the time: a second one would do no more, and delay other requests twice as long.
 """
 MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 OBJECT = msgspec.json.Decoder(dict[str, Any])
@@ -58,7 +58,7 @@ async def json_aside(size: int, work: Callable[[], T]) -> T:
     """Return the result of work on JSON of `size` bytes: in a thread if it is large."""
     if size <= SMALL:
         return work()
-    return await asyncio.get_running_loop().run_in_executor(DECODER, uncollected, work)
+    return await asyncio.wrap_future(DECODER.submit(OWNER.get(), partial(uncollected, work)))
 
 
 def uncollected(work: Callable[[], T]) -> T:

@@ -217,7 +217,7 @@ class ModelManager:
 
     async def add(self, name: str, settings: Settings) -> list[str]:
         """Add a model and load it, or load one with other settings. Raises as `load`."""
-        managed = await settled(self.models, name)
+        managed = await after_change(self.models, name)
         if managed is not None:
             return await asyncio.shield(self.begin(managed, settings))
         managed = ManagedModel(name, ModelOptions(settings=settings))
@@ -227,7 +227,7 @@ class ModelManager:
 
     async def requantize(self, name: str, quant: str | None, topology: str | None) -> list[str]:
         """Load a model in other formats; see `Settings`. Raises as `load`."""
-        managed = await settled(self.models, self.get(name).name)
+        managed = await after_change(self.models, self.get(name).name)
         if managed is None:
             raise self.service.unknown(name)
         settings = replace(managed.options.settings, quant=quant, topology=topology)
@@ -238,7 +238,7 @@ class ModelManager:
 
         Raises NotFound if it is not loaded.
         """
-        managed = await settled(self.models, self.get(name).name)
+        managed = await after_change(self.models, self.get(name).name)
         if managed is None:
             raise self.service.unknown(name)
         if managed.name not in self.service.models:
@@ -343,7 +343,7 @@ class ModelManager:
             self.service.takes_media = True
 
 
-async def settled(models: Mapping[str, ManagedModel], name: str) -> ManagedModel | None:
+async def after_change(models: Mapping[str, ManagedModel], name: str) -> ManagedModel | None:
     """The model of a name once no change of it is under way; None if there is no such model.
 
     A model that was being added is removed if its load fails.

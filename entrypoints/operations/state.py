@@ -1,7 +1,8 @@
 """Documents of a server that outlive a request: responses, conversations, files and batches.
 
 `State` calls the store that `--store` selects from one thread, so that the event loop never waits
-for it. Values are msgspec structs, stored as JSON. Every document ends with the retention time.
+for it; the owners of calls take turns (`core/turns.py`). Values are msgspec structs, stored as JSON.
+Every document ends with the retention time.
 """
 
 from __future__ import annotations
@@ -11,11 +12,10 @@ import logging
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import BinaryIO, Generic, TypeVar
+from typing import Any, BinaryIO, Generic, TypeVar
 
 import msgspec
 
@@ -32,6 +32,7 @@ from ostro.core.plugins.manager import PluginManager
 from ostro.core.plugins.task_errors import task_errors
 from ostro.core.records import Store, resolve
 from ostro.core.store import BlobWriter, Document, DocumentStore, StoreUsage
+from ostro.core.turns import OWNER, FairThreads
 from ostro.entrypoints.operations.decoding import json_aside
 from ostro.entrypoints.operations.held_documents import HeldDocuments
 from ostro.entrypoints.operations.store_limits import StoreLimits
@@ -94,7 +95,7 @@ class State:
         self._open, self.retention = open, retention
         self.limits, self.held = StoreLimits(limit), HeldDocuments()
         self._store: DocumentStore | None = None
-        self._thread = ThreadPoolExecutor(1, "store")
+        self._thread, self._calls = FairThreads(1, "store"), set[asyncio.Future[Any]]()
         self._sweeping: asyncio.Task[None] | None = None
 
     @property
@@ -120,8 +121,10 @@ class State:
         """Close the store after the calls in progress."""
         if self._sweeping is not None:
             self._sweeping.cancel()
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
-        self._thread.shutdown(wait=False)
+        while self._calls:
+            await asyncio.wait(self._calls)
+        await asyncio.wrap_future(self._thread.submit("", self._close))
+        self._thread.close()
 
     def require(self) -> None:
         """Raise Unsupported if the server has no store."""
@@ -134,7 +137,11 @@ class State:
     async def call(self, function: Callable[[DocumentStore], T]) -> T:
         """Run a function of the store in the store's thread."""
         self.require()
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, function)
+        work = self._thread.submit(OWNER.get(), partial(self._run, function))
+        call = asyncio.wrap_future(work)
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        return await call
 
     def lifetime(self, seconds: float | None) -> float | None:
         """Return the lifetime of a document in seconds: at most the retention time."""

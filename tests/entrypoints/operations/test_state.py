@@ -21,7 +21,8 @@ from ostro.core.errors import (
     UsageError,
 )
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.store import new_id
+from ostro.core.store import DocumentStore, new_id
+from ostro.core.turns import OWNER
 from ostro.entrypoints.operations.keys import Key
 from ostro.entrypoints.operations.state import State, open_state, read_chunks
 from ostro.entrypoints.operations.store_limits import (
@@ -413,3 +414,33 @@ def test_a_document_that_always_changes_is_a_conflict(
             await state.change("ann", "note", "n", Note, race)
 
     run(work, open_state("memory", None, plugins))
+
+
+def test_the_store_serves_owners_in_turn(plugins: PluginManager) -> None:
+    """Very many calls of one API key kept those of all others waiting."""
+
+    async def main() -> None:
+        state = open_state("memory", None, plugins)
+        gate, order = threading.Event(), list[str]()
+
+        async def call(owner: str, name: str) -> None:
+            def work(store: DocumentStore) -> None:
+                assert gate.wait(60)
+                order.append(name)
+
+            OWNER.set(owner)  # in the context of this task
+            await state.call(work)
+
+        calls = [asyncio.create_task(call("ann", f"a{i}")) for i in range(20)]
+        await asyncio.sleep(0)
+        calls += [asyncio.create_task(call("bob", f"b{i}")) for i in range(2)]
+        await asyncio.sleep(0)
+        calls[5].cancel()
+        closing = asyncio.create_task(state.close())  # after the calls in progress
+        await asyncio.sleep(0)
+        gate.set()
+        await asyncio.gather(*calls, closing, return_exceptions=True)
+        assert order[:5] == ["a0", "a1", "b0", "a2", "b1"]
+        assert order[5:] == [f"a{i}" for i in range(3, 20) if i != 5]
+
+    asyncio.run(asyncio.wait_for(main(), 120))
