@@ -29,8 +29,8 @@ PROMPT_FACTOR = 8
 SMALL = 64 << 10
 """Bytes of JSON that are decoded or encoded on the event loop; more are, in a thread."""
 DECODER = FairThreads(1, "json")
-"""The thread that decodes and encodes large JSON, of its owners in turn. It holds the GIL for most of
-the time: a second one would do no more, and delay other requests twice as long.
+"""The thread that decodes and encodes large JSON, of its owners in turn. It holds the GIL for most
+of the time: a second one would do no more, and delay other requests twice as long.
 """
 MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 OBJECT = msgspec.json.Decoder(dict[str, Any])

@@ -1,8 +1,8 @@
 """Documents of a server that outlive a request: responses, conversations, files and batches.
 
 `State` calls the store that `--store` selects from one thread, so that the event loop never waits
-for it; the owners of calls take turns (`core/turns.py`). Values are msgspec structs, stored as JSON.
-Every document ends with the retention time.
+for it; the owners of calls take turns (`core/turns.py`). Values are msgspec structs, stored as
+JSON. Every document ends with the retention time.
 """
 
 from __future__ import annotations
