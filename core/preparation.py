@@ -14,7 +14,8 @@ from typing import TypeVar
 from ostro.core.errors import Overloaded
 from ostro.core.turns import OWNER, FairThreads
 
-THREADS = 4
+THREADS = 5
+"""Four for the requests of one owner, and another one for those of others."""
 MAX_BYTES = 16 << 20
 """Total bytes of an owner's requests that wait or are prepared; those of all owners together may
 have a third more. Tokenizing needs about 100 times as much memory and, on one core, several seconds

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
@@ -12,6 +12,8 @@ from typing import Any, Generic, TypeVar
 OWNER: ContextVar[str] = ContextVar("OWNER", default="")
 """The owner of what the running task queues: the name of an API key, "" without keys."""
 T = TypeVar("T")
+Work = tuple[Future[Any], Callable[[], Any]]
+"""A function, and the future of its result."""
 
 
 class Turns(Generic[T]):
@@ -50,15 +52,23 @@ class FairThreads:
         self._threads, self._most = threads, max(1, threads - 1)
         self._pool = ThreadPoolExecutor(threads, name)
         self._lock = Lock()
-        self._turns = Turns[tuple[Future[Any], Callable[[], Any]]]()
-        self._running = Counter[str]()
+        self._turns = Turns[Work]()
+        self._busy = 0  # threads that work
+        self._running: dict[str, int] = {}  # those of each owner
 
     def submit(self, owner: str, work: Callable[[], T]) -> Future[T]:
         """Run the work of an owner in a thread. Cancelling the future drops it before its turn."""
         future = Future[T]()
         with self._lock:
-            self._turns.add(owner, (future, work))
-            self._start()
+            # If a thread is free, only work of owners that have their threads waits.
+            starts = self._busy < self._threads and self._may_run(owner)
+            if starts:
+                self._busy += 1
+                self._running[owner] = self._running.get(owner, 0) + 1
+            else:
+                self._turns.add(owner, (future, work))
+        if starts:
+            self._pool.submit(self._run, owner, (future, work))
         return future
 
     def close(self) -> None:
@@ -68,30 +78,35 @@ class FairThreads:
                 waiting[1][0].cancel()
         self._pool.shutdown(wait=False)
 
-    def _start(self) -> None:
-        """Give free threads to the owners whose turn it is. The lock is held."""
-        while self._running.total() < self._threads:
-            following = self._turns.take(lambda owner: self._running[owner] < self._most)
-            if following is None:
-                return
+    def _may_run(self, owner: str) -> bool:
+        return self._running.get(owner, 0) < self._most
+
+    def _run(self, owner: str, item: Work) -> None:
+        """Do the work of an owner, and then what waits for a thread."""
+        following: tuple[str, Work] | None = (owner, item)
+        while following is not None:
             owner, (future, work) = following
             if future.set_running_or_notify_cancel():
-                self._running[owner] += 1
-                self._pool.submit(self._run, owner, future, work)
+                try:
+                    result = work()
+                except BaseException as error:
+                    future.set_exception(error)
+                else:
+                    future.set_result(result)
+            following = self._next(owner)
 
-    def _run(self, owner: str, future: Future[Any], work: Callable[[], Any]) -> None:
-        try:
-            result = work()
-        except BaseException as error:
-            self._end(owner)
-            future.set_exception(error)
-        else:
-            self._end(owner)
-            future.set_result(result)
+    def _next(self, ended: str) -> tuple[str, Work] | None:
+        """Return the work whose turn it is, None if there is none.
 
-    def _end(self, owner: str) -> None:
-        """Give the thread of an owner to the next one."""
+        ended: the owner whose work this thread has done.
+        """
         with self._lock:
-            self._running[owner] -= 1
-            self._running += Counter()  # drops owners without work
-            self._start()
+            self._running[ended] -= 1
+            if not self._running[ended]:
+                del self._running[ended]
+            following = self._turns.take(self._may_run) if self._turns else None
+            if following is None:
+                self._busy -= 1
+            else:
+                self._running[following[0]] = self._running.get(following[0], 0) + 1
+            return following

@@ -617,9 +617,9 @@ CORE: Mapping[str, Mapping[str, Change]] = {
             "self._threads, self._most = threads, max(1, threads - 1)",
             "self._threads, self._most = threads, threads",
         ),
-        "thread-is-not-given-back": (
-            "            self._running[owner] -= 1",
-            "            self._running[owner] -= 0",
+        "owner-keeps-its-threads": (
+            "self._running[ended] -= 1",
+            "self._running[ended] -= 0",
         ),
     },
     "core/tokenizer/bound.py": {
