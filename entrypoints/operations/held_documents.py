@@ -45,12 +45,31 @@ class HeldDocuments:
         own = CLAIM.get()
         if own is None:
             return
-        name = own.caller.name
         if own.document_bytes and own.document_bytes + nbytes > self.request:
             raise RequestTooLarge(
                 f"the stored documents that the request refers to exceed {self.request} bytes; "
                 "refer to fewer or smaller ones"
             )
+        self.require(own.caller.name, nbytes)
+        if not own.document_bytes:
+            own.releases.append(partial(self.release, own))
+        own.document_bytes += nbytes
+        self.count(own.caller.name, nbytes)
+
+    def add_own(self, nbytes: int) -> None:
+        """Count bytes of the running request itself, which was stored, until it ends.
+
+        They are none of the bytes that it refers to. Raises RateLimited or Overloaded as `add`.
+        """
+        own = CLAIM.get()
+        if own is None:
+            return
+        self.require(own.caller.name, nbytes)
+        own.releases.append(partial(self.count, own.caller.name, -nbytes))
+        self.count(own.caller.name, nbytes)
+
+    def require(self, name: str, nbytes: int) -> None:
+        """Raise RateLimited or Overloaded if a caller may not hold this many bytes more."""
         if self.callers[name] + nbytes > self.caller:
             raise RateLimited(
                 f"the requests of this API key hold {self.callers[name]} bytes of stored documents "
@@ -62,11 +81,12 @@ class HeldDocuments:
                 f"all requests hold {self.nbytes} bytes of stored documents, the limit is "
                 f"{self.total}; try again"
             )
-        if not own.document_bytes:
-            own.releases.append(partial(self.release, own))
-        own.document_bytes += nbytes
-        self.callers[name] += nbytes
+
+    def count(self, name: str, nbytes: int) -> None:
+        """Add to the bytes that a caller holds."""
         self.nbytes += nbytes
+        self.callers[name] += nbytes
+        self.callers += Counter()  # drops callers without bytes
 
     @contextmanager
     def counting(self) -> Iterator[Callable[[int], None]]:
@@ -88,6 +108,4 @@ class HeldDocuments:
         """Stop counting bytes of a request: all of them at its end."""
         released = own.document_bytes if nbytes is None else nbytes
         own.document_bytes -= released
-        self.nbytes -= released
-        self.callers[own.caller.name] -= released
-        self.callers += Counter()  # drops callers without bytes
+        self.count(own.caller.name, -released)

@@ -147,17 +147,21 @@ class BackgroundRun:
             await asyncio.gather(working, watching, return_exceptions=True)
 
     async def stored(self) -> Response:
-        return (await self.runner.responses.store.get(self.owner, self.id)).response
+        """Return the response, a part of the request that runs."""
+        state, count = self.runner.state, self.runner.state.held.add_own
+        return (
+            await state.get(self.owner, KIND, self.id, StoredResponse, count=count)
+        ).value.response
 
     async def attempt(self) -> None:
         """Generate the response as soon as there is capacity, also for what it refers to."""
-        store = self.runner.responses.store
+        store, held = self.runner.responses.store, self.runner.state.held
         wait, longest = RETRY_SECONDS
         end = time.monotonic() + WAIT_SECONDS
         while True:
             try:
                 with self.runner.acting(self.owner) as caller:
-                    given = await store.get_input(self.owner, self.id)
+                    given = await store.get_input(self.owner, self.id, held.add_own)
                     return await self.produce(given, caller)
             except (Overloaded, RateLimited):
                 if time.monotonic() + wait > end:

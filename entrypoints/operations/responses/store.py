@@ -110,9 +110,12 @@ class ResponseStore:
         """Return the status of a response, without decoding the rest."""
         return (await self.state.get(owner, KIND, id, StoredStatus)).value
 
-    async def get_input(self, owner: str, id: str) -> StoredInput:
-        """Return the input of a response, which the request holds."""
-        return (await self.state.get(owner, INPUT_KIND, id, StoredInput, count=self.held.add)).value
+    async def get_input(self, owner: str, id: str, count: Count | None = None) -> StoredInput:
+        """Return the input of a response. count: as in `State.get`; by default the request that
+        runs holds it as a document that it refers to.
+        """
+        count = count or self.held.add
+        return (await self.state.get(owner, INPUT_KIND, id, StoredInput, count=count)).value
 
     async def change(
         self, owner: str, id: str, function: Callable[[Response], Response]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from contextvars import Context
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -57,7 +58,8 @@ class ResponseWatch:
         waiter, name = Waiter(seen), (owner, id)
         self.waiters.setdefault(name, []).append(waiter)
         if self.polling is None or self.polling.done():
-            self.polling = asyncio.create_task(self.poll())
+            # Not in the context of this request: the query is that of all owners.
+            self.polling = asyncio.create_task(self.poll(), context=Context())
         try:
             return await waiter.changed
         finally:

@@ -123,6 +123,22 @@ def test_documents_count_until_their_request_ends() -> None:
     limits.add(1 << 40)  # outside of a request
 
 
+def test_the_request_itself_is_none_of_what_it_refers_to() -> None:
+    limits = HeldDocuments(request=100, caller=150, total=200)
+    for _ in range(2):
+        with claim(ANN):
+            limits.add_own(60)
+            limits.add(60)
+            limits.add(30)
+            assert limits.nbytes == limits.callers["ann"] == 150
+            with pytest.raises(RateLimited):
+                limits.add_own(1)
+            with claim(Caller(name="bob")), pytest.raises(Overloaded):
+                limits.add_own(51)
+        assert limits.nbytes == 0 and not limits.callers
+    limits.add_own(1 << 40)  # outside of a request
+
+
 def test_documents_of_a_block_count_until_its_end() -> None:
     limits = HeldDocuments(request=100)
     with claim(ANN):

@@ -187,13 +187,19 @@ def test_a_deleted_response_is_not_generated_and_leaves_nothing(plugins: PluginM
     assert run(plugins, delete=True) == (None, 0)
 
 
-def test_a_response_waits_for_room_for_what_it_refers_to(plugins: PluginManager) -> None:
-    """The inputs of all responses that one key runs in the background were in memory at once."""
+@pytest.mark.parametrize("request_limit", [1_000, 150_000])
+def test_a_response_waits_for_room_for_what_it_refers_to(
+    plugins: PluginManager, request_limit: int
+) -> None:
+    """The inputs of all responses that one key runs in the background were in memory at once.
+
+    Its own input is none of the documents that a request refers to: it was accepted.
+    """
     operations: Any = Operations()
 
     async def main() -> None:
         state: State = open_state("memory", None, plugins)
-        state.held = HeldDocuments(caller=150_000)
+        state.held = HeldDocuments(request=request_limit, caller=150_000)
         responses = Responses(state, operations)
         request = ResponseRequest(input="x" * 100_000, background=True)
         made = [await responses.enqueue(request, ANYONE) for _ in range(5)]

@@ -13,6 +13,8 @@ import pytest
 from ostro.core.errors import DocumentNotFound, StoreError
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.store import DocumentStore
+from ostro.core.turns import OWNER
+from ostro.entrypoints.operations.admission import claim
 from ostro.entrypoints.operations.caller import ANYONE, Caller
 from ostro.entrypoints.operations.jobs import Job
 from ostro.entrypoints.operations.responses import watch
@@ -171,6 +173,25 @@ def test_a_follower_waits_for_new_events(state: State) -> None:
         assert second == Progress(over=False, events=f"{7:032x}")
         await state.delete("", JOB_KIND, "a")
         assert await followed.changed("", "a", second) == Progress(True, second.events)
+
+    run(state, work)
+
+
+def test_the_query_belongs_to_no_owner(state: State) -> None:
+    """The followers of all API keys would wait for the turn of the first one's."""
+
+    async def work() -> None:
+        followed, owners, call = ResponseWatch(state), set[str](), state.call
+        await state.put("", JOB_KIND, "a", Job())
+
+        async def recorded(function: Any) -> Any:
+            owners.add(OWNER.get())
+            return await call(function)
+
+        state.call = recorded  # type: ignore[method-assign]
+        with claim(Caller(name="ann")):
+            await followed.changed("", "a", None)
+        assert owners == {""}
 
     run(state, work)
 
