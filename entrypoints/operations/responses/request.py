@@ -35,7 +35,7 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Verbosity = Literal["low", "medium", "high"]
 Label = Annotated[str, msgspec.Meta(max_length=512)]
 JsonSchema = Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "object"})]
-"""A JSON schema. It is kept as text: as objects it needs forty times the memory."""
+"""A JSON schema. It is kept as text: as objects it can take twenty times the memory."""
 OptionalJsonSchema = Annotated[
     msgspec.Raw, msgspec.Meta(extra_json_schema={"type": ["object", "null"], "default": None})
 ]

@@ -238,7 +238,7 @@ def test_null_fields_of_items_are_absent(field: str) -> None:
 
 
 def test_schemas_stay_text_until_a_chat_needs_them() -> None:
-    """As objects they need forty times the memory, in every copy of a request and a response."""
+    """As objects they take twenty times the memory, in every copy of a request and a response."""
     schema = b'{"examples": [%s]}' % b",".join([b'{"k": [[], {}]}'] * 5000)
     tool = b'{"type": "function", "name": "f", "parameters": %s}' % schema
     body = b'{"input": "x", "tools": [%s, {"type": "function", "name": "g"}], "text": ' % tool
