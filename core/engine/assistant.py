@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from ostro.core.engine.computed_rows import ComputedRows, computed_rows
+from ostro.core.engine.layout import flat_positions
 from ostro.core.engine.location import runs_model
-from ostro.core.engine.runner import LaunchedStep, ModelRunner, flat_positions
+from ostro.core.engine.runner import LaunchedStep, ModelRunner
 from ostro.core.engine.scheduler import Chunk
 from ostro.core.engine.speculation import DraftRequest
 from ostro.core.failure import ordinary_errors

@@ -11,7 +11,7 @@ import secrets
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any, TypeVar
 
 import torch
@@ -23,7 +23,7 @@ from ostro.core.adapters.registry import Registry
 from ostro.core.device import DeviceToHostCopy
 from ostro.core.engine.blocks import BlockManager, next_key, seed_key
 from ostro.core.engine.runner import LaunchedStep, ModelRunner
-from ostro.core.engine.sampler import SamplerOutput, has_dry
+from ostro.core.engine.sampler import SamplerOutput, has_dry, read_logprobs
 from ostro.core.engine.scheduler import Chunk, Scheduler, StepPlan, accept
 from ostro.core.engine.sequence import Sequence
 from ostro.core.errors import ContextLengthExceeded, OstroError, Overloaded, RequestError
@@ -33,6 +33,8 @@ from ostro.core.messages.prompt import Item, Prompt
 from ostro.core.messages.requests import Sampling, TokenRequest
 
 T = TypeVar("T")
+POLL = 0.001
+"""Seconds between steps while all running sequences wait for masks."""
 
 
 class Engine:
@@ -300,7 +302,8 @@ class Engine:
                 # Proposals depend on the tokens of the step in flight.
                 self.read_all(outputs)
             plan = self.scheduler.plan()
-            launched = self.launch(plan, outputs) if plan.chunks or plan.started else False
+            launches = plan.chunks or plan.started or self.runner.late
+            launched = self.launch(plan, outputs) if launches else False
             for failed in plan.failed:
                 outputs += self.fail(*failed)
             # The plan lives as long as its step is in flight, and tracebacks hold tensors.
@@ -308,6 +311,8 @@ class Engine:
             # Without a launch there is no work to overlap with: read the step now.
             if self.in_flight and (len(self.in_flight) > self.lag or not launched):
                 self.read(self.in_flight.popleft(), outputs)
+            elif self.runner.late and not launched:
+                sleep(POLL)
         except Exception as error:
             self.in_flight.clear()
             self.scheduler.reset()
@@ -325,12 +330,13 @@ class Engine:
             return False
         # After `forward`, which may have dropped sequences from the plan.
         self.scheduler.mark_launched(plan)
-        if not plan.chunks:
+        late = list(self.runner.late)
+        if not plan.chunks and not late:
             return False
         if any(chunk.sequence.reads_tokens for chunk in launched.drawing):
             self.read_all(outputs)
-        self.attempt(plan, partial(self.runner.sample, launched))
-        if launched.drawn is None and launched.drawing:
+        self.attempt(plan, partial(self.runner.sample, launched), late)
+        if launched.drawn is None and (launched.drawing or not plan.chunks):
             return False
         if (speculation := self.scheduler.speculation) is not None:
             speculation.observe(launched, (chunk.sequence for chunk in plan.chunks))
@@ -340,15 +346,21 @@ class Engine:
         self.counters.steps += 1
         return True
 
-    def attempt(self, plan: StepPlan, work: Callable[[], T]) -> T | None:
-        """Run a part of a planned step; if it fails, end or preempt its sequences."""
+    def attempt(
+        self, plan: StepPlan, work: Callable[[], T], late: Iterable[Sequence] = ()
+    ) -> T | None:
+        """Run a part of a planned step; if it fails, end or preempt its sequences.
+
+        late: sequences of earlier steps that draw in this one.
+        """
         result, retry = None, False
         try:
             result = work()
         except Exception as error:
             # Without those that finished when the steps in flight were read.
-            unfinished = [c.sequence for c in plan.chunks if c.sequence.finish is None]
-            planned = list(dict.fromkeys(unfinished))  # one with drafts has several chunks
+            sequences = [*(chunk.sequence for chunk in plan.chunks), *late]
+            # One with drafts has several chunks.
+            planned = [s for s in dict.fromkeys(sequences) if s.finish is None]
             started = [s for s in plan.started if s not in planned]
             if retry := is_out_of_memory(error) and self.scheduler.may_retry(plan):
                 # Recurrent states may be half advanced: compute all sequences again.
@@ -412,7 +424,8 @@ class Engine:
             if sequence.finish is not None or not accept(chunk, self.blocks):
                 continue
             if token < 0:
-                outputs += self.fail([sequence], not_finite(self.runner.dtype))
+                used = self.runner.sampler.processors.describe(sequence)
+                outputs += self.fail([sequence], not_finite(self.runner.dtype, processors=used))
                 continue
             accepted[sequence] += chunk.draft is not None
             last[sequence] = self.append_token(sequence, token, logprobs[i])
@@ -521,16 +534,3 @@ def rekey_media(items: list[Item], mixture: Mixture) -> list[Item]:
         pairs = [(s.adapter.generation, s.scale) for s in shares if s.since <= item.first]
         changed.append(replace(item, key=next_key(item.key, (), pairs)) if pairs else item)
     return changed
-
-
-def read_logprobs(drawn: SamplerOutput, sequences: list[Sequence]) -> list[TokenLogprobs | None]:
-    """The logprobs of each drawn token, with as many alternatives as its request needs, or None."""
-    out: list[TokenLogprobs | None] = [None] * len(sequences)
-    if drawn.logprobs is None or drawn.top_ids is None or drawn.top_values is None:
-        return out
-    for i, sequence in enumerate(sequences):
-        wide = sequence.request.sampling.logprobs
-        if wide is not None:
-            top = tuple(zip(drawn.top_ids[i][:wide], drawn.top_values[i][:wide], strict=True))
-            out[i] = TokenLogprobs(drawn.tokens[i], drawn.logprobs[i], top)
-    return out

@@ -1,4 +1,6 @@
-"""Attention metadata: where the rows of a step are in the cache blocks of a group."""
+"""The inputs of a step: tokens, positions, and attention metadata, which say where its rows are in
+the cache blocks of a group.
+"""
 
 from __future__ import annotations
 
@@ -154,3 +156,31 @@ def encoder_write_metadata(
         segments.append(RowSegment(length, length, medium.blocks[index], True))
         slots += slot_mapping(medium.blocks[index], block, 0, length)
     return build_metadata(segments, slots, device)
+
+
+def token_ids(chunks: Sequence[Chunk]) -> tuple[list[int], list[tuple[int, int]]]:
+    """The tokens of these chunks, and (row of the step, row of the sampler) of pending ones.
+
+    At most one token is pending per sequence: the step before drew it, and it is in `Sampler.last`
+    on the device. Reading it would wait for that step.
+    """
+    tokens, pending = list[int](), list[tuple[int, int]]()
+    for chunk in chunks:
+        known = chunk.known
+        if len(known) < chunk.count:
+            pending.append((len(tokens) + len(known), chunk.sequence.row))
+            known = [*known, 0]
+        tokens += known
+    return tokens, pending
+
+
+def flat_positions(chunks: Sequence[Chunk], axes: int) -> list[int]:
+    """The positions of the rows of these chunks, one axis after the other."""
+    parts = [c.sequence.positions(c.start, c.start + c.count, axes) for c in chunks]
+    return [position for axis in range(axes) for part in parts for position in part[axis]]
+
+
+def mixture_rows(chunks: Sequence[Chunk]) -> list[int]:
+    """The row of the mixture table for each row of these chunks."""
+    spans = ((c.sequence.lease, c.start, c.start + c.count) for c in chunks)
+    return [row for lease, start, stop in spans for row in lease.row_indices(start, stop)]

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from ostro.core.engine.computed_rows import computed_rows
-from ostro.core.engine.layout import paged_metadata
+from ostro.core.engine.layout import flat_positions, paged_metadata
 from ostro.core.engine.location import runs_model
-from ostro.core.engine.runner import LaunchedStep, ModelRunner, flat_positions
+from ostro.core.engine.runner import LaunchedStep, ModelRunner
 from ostro.core.engine.scheduler import Chunk
 from ostro.core.engine.sequence import Sequence as TokenSequence
 from ostro.core.engine.speculation import DraftRequest
@@ -101,8 +101,9 @@ class MultiTokenProposer:
         observed = list(computed_rows(launched))
         if not observed:
             return
-        # The tokens after the rows of prompts are known by now.
-        self.compute(s for s in self.sequences if s is not None and s.has_prompt)
+        # The tokens after the rows of prompts are known by now, unless a sequence draws late.
+        prompts = [s for s in self.sequences if s is not None and s.has_prompt]
+        self.compute(s for s in prompts if len(s.sequence.tokens) > s.start + s.count)
         for rows in observed:
             row = rows.sequence.row
             own = self.sequences[row]

@@ -25,6 +25,7 @@ from ostro.core.failure import is_out_of_memory, ordinary_errors
 from ostro.core.messages.requests import Sampling
 from ostro.core.ops import Op, Target, mask
 from ostro.core.records import LogitsProcessor, resolve
+from ostro.core.results import InvalidResult, describe_value
 from ostro.core.tokenizer.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
@@ -102,12 +103,14 @@ class MaskProcessor(AnyProcessor, Protocol):
     every token. The engine appends them without drawing, where it knows all tokens between steps.
     """
 
-    def fill(self, requests: Rows[MaskRequest], masks: Tensor) -> Mapping[int, Exception]:
+    def fill(self, requests: Rows[MaskRequest], masks: Tensor) -> Mapping[int, Exception | None]:
         """Clear the bits of the tokens that may not be drawn.
 
         masks [n, ceil(V / 32)] int32, all bits set: request k owns 1 + len(drafts) of them, in the
         order of `requests`; bit i % 32 of word i // 32 is token i. Returns the errors of single
-        requests by their index: these end, the others go on.
+        requests by their index: these end, the others go on. None instead of an error: the mask
+        takes longer than the step should wait. The sequence draws in a later step, for which `fill`
+        is called again, without new tokens and without drafts.
         """
 
 
@@ -145,6 +148,8 @@ class Processors:
         self.created: dict[str, Processor | MaskProcessor] = {}
         self.users: dict[str, dict[int, Sequence]] = {name: {} for name in self.records}
         self.seen: dict[str, dict[int, int]] = {name: {} for name in self.records}
+        self.masks: dict[str, tuple[list[Sequence], Tensor]] = {}
+        """The masks [n, ceil(V / 32)] of the step, by processor, and the sequence of each."""
         self.failed: list[Failure] = []
         self.failures = Counter[str]()
         self._read_vocabulary = read_vocabulary or (lambda: Vocabulary(vocab))
@@ -259,8 +264,53 @@ class Processors:
             self.users[name][row] = sequence
             self.seen[name][row] = len(tokens)
 
+    def fill(self, sequences: Rows[Sequence]) -> set[Sequence]:
+        """Get the masks of a step that draws for these sequences, one row for each of their drafts.
+
+        Returns the sequences whose masks take longer: they draw in a later step. If a processor
+        raises, the sequences that use it are added to `failed`.
+        """
+        late = set[Sequence]()
+        self.masks = {}
+        for name, users in self.users.items():
+            if not self.records[name].mask:
+                continue
+            using = [sequence for sequence in sequences if sequence.row in users]
+            if not using:
+                continue
+            try:
+                late |= self.fill_masks(name, using)
+            except Exception as error:
+                self.note(name, error, "fill")
+                self.discard(name, error)
+        return late
+
+    @ordinary_errors()
+    def fill_masks(self, name: str, users: Rows[Sequence]) -> set[Sequence]:
+        """Get the masks of one processor; return the sequences whose masks take longer."""
+        seen, requests = self.seen[name], list[MaskRequest]()
+        rows = Counter(users)  # one more for each draft of a sequence
+        for sequence, count in rows.items():
+            tokens = sequence.tokens[seen[sequence.row] :]
+            requests.append(MaskRequest(sequence.row, tokens, sequence.drafts[: count - 1]))
+        bits = torch.full((len(users), -(-self.vocab // 32)), -1, dtype=torch.int32)
+        processor = self.created[name]
+        unfilled = processor.fill(requests, bits)  # type: ignore[union-attr]
+        if not isinstance(unfilled, Mapping):
+            raise InvalidResult(type(processor), "fill", unfilled, "errors by index of request")
+        for sequence in rows:
+            seen[sequence.row] = len(sequence.tokens)
+        by_index, late = list(rows), set[Sequence]()
+        for index, error in unfilled.items():
+            if error is None:
+                late.add(by_index[index])
+            else:
+                self.failed.append(([by_index[index]], error))
+        self.masks[name] = list(rows.elements()), bits
+        return late
+
     def __call__(self, logits: Tensor, sequences: Rows[Sequence], last: Tensor) -> Tensor:
-        """Apply the processors of these sequences to logits [W, V].
+        """Apply the processors of these sequences to logits [W, V], masks after `fill`.
 
         last [rows] is the last token of each sampler row. If a processor raises, it leaves the
         logits unchanged and the sequences that use it are added to `failed`.
@@ -270,13 +320,13 @@ class Processors:
             if not at:
                 continue
             using = [sequences[i] for i in at]
+            if self.records[name].mask:
+                logits = self.exclude(name, logits, using, at)
+                continue
             try:
-                if self.records[name].mask:
-                    logits = self.exclude(name, logits, using, at)
-                else:
-                    logits = self.apply(name, logits, using, at, last)
+                logits = self.apply(name, logits, using, at, last)
             except Exception as error:
-                self.note(name, error, "fill" if self.records[name].mask else "apply")
+                self.note(name, error, "apply")
                 self.discard(name, error)
         return logits
 
@@ -289,32 +339,25 @@ class Processors:
         rows = to_device([sequence.row for sequence in users], torch.int64, self.device)
         host = self.records[name].host_ids
         ids = [sequence.tokens[-1] for sequence in users] if host else last[rows]
-        changed = self.created[name].apply(logits[index], rows, ids)  # type: ignore[union-attr]
+        processor, chosen = self.created[name], logits[index]
+        changed = processor.apply(chosen, rows, ids)  # type: ignore[union-attr]
+        if not is_like(changed, chosen):
+            raise InvalidResult(type(processor), "apply", changed, describe_value(chosen))
         # Not in place: the logits stay valid if this raises.
         return logits.index_copy(0, index, changed)
 
-    @ordinary_errors()
     def exclude(self, name: str, logits: Tensor, users: Rows[Sequence], at: Rows[int]) -> Tensor:
         """Logits after one mask processor excluded tokens from the rows `at`, in place."""
-        seen, requests = self.seen[name], list[MaskRequest]()
-        rows = dict[Sequence, list[int]]()  # one more for each draft of a sequence
-        for index, sequence in zip(at, users, strict=True):
-            rows.setdefault(sequence, []).append(index)
-        for sequence, each in rows.items():
-            tokens = sequence.tokens[seen[sequence.row] :]
-            requests.append(MaskRequest(sequence.row, tokens, sequence.drafts[: len(each) - 1]))
-        bits = torch.full((len(at), -(-self.vocab // 32)), -1, dtype=torch.int32)
-        errors = self.created[name].fill(requests, bits)  # type: ignore[union-attr]
-        for sequence in rows:
-            seen[sequence.row] = len(sequence.tokens)
-        for index, error in errors.items():
-            self.failed.append(([list(rows)[index]], error))
+        owners, bits = self.masks[name]
+        if len(users) < len(owners):  # the masks of some take longer
+            drawing = set(users)
+            bits = bits[[i for i, owner in enumerate(owners) if owner in drawing]]
         if self._mask is None:
             self._mask = Op(mask.KERNELS)
             self._mask.select(Target(device=self.device, dtype=torch.float32, deterministic=False))
         masked: Tensor = self._mask(
             logits,
-            to_device([i for each in rows.values() for i in each], torch.int64, self.device),
+            to_device(at, torch.int64, self.device),
             send(bits, torch.int32, self.device),
         )
         return masked
@@ -330,8 +373,9 @@ class Processors:
             try:
                 with ordinary_errors():
                     found = method(MaskRequest(sequence.row, tokens))
-                if found and not all(0 <= token < self.vocab for token in found):
-                    raise ValueError(f"forced tokens are not within 0..{self.vocab - 1}")
+                if not self.are_tokens(found):
+                    expected = f"None or a list of token ids within 0..{self.vocab - 1}"
+                    raise InvalidResult(type(self.created[name]), "forced", found, expected)
             except Exception as error:
                 self.note(name, error, "forced")
                 self.discard(name, error)
@@ -341,6 +385,18 @@ class Processors:
                 return ()  # what both allow is known with their masks only
             forced = found if forced is None else forced
         return forced or ()
+
+    def are_tokens(self, forced: Any) -> bool:
+        """Whether a result of `forced` is valid."""
+        if forced is None:
+            return True
+        ids = isinstance(forced, Rows) and all(isinstance(token, int) for token in forced)
+        return ids and all(0 <= token < self.vocab for token in forced)
+
+    def describe(self, sequence: Sequence) -> list[str]:
+        """The processors of a sequence for messages: the name and the class of each."""
+        names = sequence.request.sampling.processors
+        return [f"{name!r} ({self.records[name].processor})" for name in names]
 
     def note(self, name: str, error: Exception, method: str) -> None:
         """Add the method to an error of a processor, and count it unless memory ran out."""
@@ -367,3 +423,10 @@ class Processors:
         users = [sequence for row, sequence in self.users[name].items() if sequence.row == row]
         self.failed.append((users, error))
         self.users[name] = {}
+
+
+def is_like(value: object, tensor: Tensor) -> bool:
+    """Whether a value is a tensor of the shape, the dtype and the device of another one."""
+    if not isinstance(value, Tensor) or value.shape != tensor.shape:
+        return False
+    return value.dtype == tensor.dtype and value.device == tensor.device

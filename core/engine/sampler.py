@@ -18,6 +18,7 @@ from torch import Tensor
 from ostro.core.device import DeviceToHostCopy, send, to_device
 from ostro.core.engine.processors import Processors
 from ostro.core.engine.sequence import Sequence
+from ostro.core.messages.outputs import TokenLogprobs
 from ostro.core.messages.requests import Sampling
 from ostro.core.ops import Op, Target, penalize, sample
 from ostro.core.ops.penalize import Penalties
@@ -258,3 +259,16 @@ def has_truncation(rules: Sampling) -> bool:
     return rules.temperature > 0 and (
         rules.top_k > 0 or rules.top_p < 1 or rules.min_p > 0 or rules.typical_p < 1
     )
+
+
+def read_logprobs(drawn: SamplerOutput, sequences: list[Sequence]) -> list[TokenLogprobs | None]:
+    """The logprobs of each drawn token, with as many alternatives as its request needs, or None."""
+    out: list[TokenLogprobs | None] = [None] * len(sequences)
+    if drawn.logprobs is None or drawn.top_ids is None or drawn.top_values is None:
+        return out
+    for i, sequence in enumerate(sequences):
+        wide = sequence.request.sampling.logprobs
+        if wide is not None:
+            top = tuple(zip(drawn.top_ids[i][:wide], drawn.top_values[i][:wide], strict=True))
+            out[i] = TokenLogprobs(drawn.tokens[i], drawn.logprobs[i], top)
+    return out

@@ -104,7 +104,7 @@ class StepPlan:
     @property
     def decodes(self) -> bool:
         """Whether every chunk is one row that draws, the only shape that graphs capture."""
-        return all(chunk.count == 1 and chunk.draws for chunk in self.chunks)
+        return bool(self.chunks) and all(c.count == 1 and c.draws for c in self.chunks)
 
 
 class Scheduler:
@@ -188,7 +188,7 @@ class Scheduler:
             # An earlier sequence of this loop may have preempted this one.
             if budget > 0 and sequence.ready and sequence in self.running:
                 budget -= self.continue_(sequence, plan, budget)
-        while budget > 0 and self.waiting:
+        while budget > 0 and self.waiting and not self.blocks.awaited:
             count = self.admit(plan, budget)
             if not count:
                 break

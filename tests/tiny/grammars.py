@@ -67,6 +67,15 @@ def added(row: int, prepared: Any, output: Sequence[int] = ()) -> Any:
     return SimpleNamespace(row=row, parameter=None, prepared=prepared, prompt=[], output=output)
 
 
+def fill(processor: GrammarProcessor, requests: Sequence[Any], masks: Tensor) -> dict[int, Any]:
+    """Get masks, however long they take; return the errors of requests by index."""
+    unfilled = processor.fill(requests, masks)
+    while None in unfilled.values():
+        again = [request(each.row, (), each.drafts) for each in requests]
+        unfilled = processor.fill(again, masks)
+    return dict(unfilled)
+
+
 class Walker:
     """One sequence under a grammar."""
 
@@ -84,7 +93,7 @@ class Walker:
     def mask(self) -> Tensor:
         """The mask of the next token."""
         masks = open_masks(self.vocabulary)
-        errors = self.processor.fill([request(0, self.new)], masks)
+        errors = fill(self.processor, [request(0, self.new)], masks)
         self.new = []
         assert not errors, errors
         return masks[0]

@@ -206,3 +206,38 @@ class Drawn(Forcing):
     """The same masks; nothing is forced without a draw."""
 
     forces = False
+
+
+class Late(Drawn):
+    """The same masks, each of them only when `fill` is asked for it again, twice in every third
+    place of an output. `waited` counts the answers that a mask takes longer.
+    """
+
+    waited = 0
+
+    def __init__(self, rows: int, vocabulary: Any, device: torch.device) -> None:
+        super().__init__(rows, vocabulary, device)
+        self.asked: dict[int, int] = {}
+
+    def update(self, added: Any, removed: Any, moved: Any) -> None:
+        super().update(added, removed, moved)
+        self.asked |= {request.row: 0 for request in added}
+
+    def fill(self, requests: Any, masks: torch.Tensor) -> dict[int, Any]:
+        unfilled: dict[int, Any] = dict(super().fill(requests, masks))
+        for index, request in enumerate(requests):
+            if request.tokens:
+                self.asked[request.row] = 0
+            self.asked[request.row] += 1
+            if self.asked[request.row] < (3 if self.lengths[request.row] % 3 == 0 else 2):
+                assert self.asked[request.row] == 1 or not (request.tokens or request.drafts)
+                Late.waited += 1
+                unfilled[index] = None
+        return unfilled
+
+
+class Never(Drawn):
+    """Masks that are never ready."""
+
+    def fill(self, requests: Any, masks: torch.Tensor) -> dict[int, Any]:
+        return dict.fromkeys(range(len(requests)))

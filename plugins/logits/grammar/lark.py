@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import re
 
+from llguidance import LLMatcher
+
 from ostro.errors import RequestError
+from ostro.plugins.logits.grammar.literal import BACKSLASH, ends_within_escape
 from ostro.plugins.logits.grammar.schema import WHITESPACE, read_schema
 
 QUOTED = re.compile(
@@ -52,6 +55,18 @@ def read_lark(text: str) -> str:
         parts += [text[begin:position], json.dumps(checked)]
         begin = position = end
     return "".join([*parts, text[begin:]])
+
+
+def read_regex(pattern: str) -> str:
+    """A grammar of the texts that a regular expression matches as a whole.
+
+    Raises RequestError for a pattern that ends within an escape.
+    """
+    if ends_within_escape(pattern):
+        raise RequestError(BACKSLASH)
+    [grammar] = json.loads(LLMatcher.grammar_from_regex(pattern))["grammars"]
+    source: str = grammar["lark_grammar"]
+    return source
 
 
 def check_options(text: str) -> None:

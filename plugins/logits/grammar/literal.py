@@ -1,10 +1,18 @@
-"""Texts in Lark grammars: a control token in a text is its id, not its spelling."""
+"""Texts and patterns in grammars: a control token in a text is its id, not its spelling."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Mapping
+
+BACKSLASH = "invalid regular expression: a backslash at its end; write two for one"
+"""The error of a pattern that ends within an escape."""
+
+
+def ends_within_escape(pattern: str) -> bool:
+    """Whether the last backslash of a pattern escapes nothing; llguidance would leave it out."""
+    return (len(pattern) - len(pattern.rstrip("\\"))) % 2 == 1
 
 
 def quote(text: str) -> str:

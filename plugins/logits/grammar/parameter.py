@@ -19,10 +19,12 @@ KINDS: Mapping[str, type | tuple[type, ...]] = {
 }
 """The notations of a grammar, with the type of each."""
 
-OPTIONS = frozenset({"after", "outer", "field"})
-"""Keys beside the grammar: the marker after which it begins, a grammar in Lark of the whole output,
-in which it is `@answer`, and the field that errors name.
+ENCLOSING = frozenset({"after", "space", "outer"})
+"""Keys of what encloses the grammar: the marker after which it begins, whether white space may be
+between them, and a grammar in Lark of the whole output, in which it is `@answer`.
 """
+OPTIONS = ENCLOSING | {"field"}
+"""Keys beside the grammar; `field` is the one that errors name."""
 
 MAX_TEXT = 1 << 18
 """The most characters of a grammar; the most bytes of a parameter, a schema for example."""
@@ -61,6 +63,11 @@ def check_parameter(parameter: Any) -> None:
         raise RequestError(
             f"{field}: after is {describe(marker)}; expected a text of 1..{MAX_MARKER} characters",
             param=field,
+        )
+    space = parameter.get("space", False)
+    if not isinstance(space, bool) or (space and marker is None):
+        raise RequestError(
+            f"{field}: space is {describe(space)}; expected a boolean beside `after`", param=field
         )
     outer = parameter.get("outer")
     if outer is not None and not (isinstance(outer, str) and "@answer" in outer):

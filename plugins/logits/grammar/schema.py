@@ -14,6 +14,8 @@ from typing import Any
 from urllib.parse import unquote
 
 from ostro.errors import RequestError
+from ostro.plugins.logits.grammar.endless import endless_references
+from ostro.plugins.logits.grammar.literal import BACKSLASH, ends_within_escape
 from ostro.plugins.logits.grammar.parameter import MAX_CHOICES, describe
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
@@ -143,7 +145,19 @@ class Reader:
         self.close_objects()
         if self.root is False:
             raise RequestError("#: the schema is false, which no answer satisfies")
+        self.check_finite()
         return self.root
+
+    def check_finite(self) -> None:
+        """Raise RequestError if each value of the schema contains itself."""
+        schemas = {pointer: self.resolve(pointer, pointer) for pointer in ("#", *self.referred)}
+        endless = endless_references(schemas, lambda name: self.anchors.get(name[1:], name))
+        if "#" in endless:
+            raise fault(
+                min(endless - {"#"}, default="#"),
+                "no value satisfies this schema: it requires itself; make a property optional, or "
+                "allow null",
+            )
 
     def find_anchors(self, value: Any, path: str) -> None:
         """Record the places of all `$anchor`."""
@@ -217,6 +231,7 @@ class Reader:
         check_enum(schema, path)
         check_required(schema, path)
         check_names(schema, path)
+        check_patterns(schema, path)
         if "$ref" in schema:
             self.refer(schema["$ref"], join(path, "$ref"))
 
@@ -384,6 +399,15 @@ def check_names(schema: dict[str, Any], path: str) -> None:
     for keyword in NAMED:
         if keyword in schema and not isinstance(schema[keyword], dict):
             raise fault(join(path, keyword), "expected an object of schemas by name")
+
+
+def check_patterns(schema: dict[str, Any], path: str) -> None:
+    """Raise RequestError for a pattern that ends within an escape."""
+    if ends_within_escape(schema.get("pattern", "")):
+        raise fault(join(path, "pattern"), BACKSLASH)
+    for pattern in schema.get("patternProperties", {}):
+        if ends_within_escape(pattern):
+            raise fault(join(join(path, "patternProperties"), pattern), BACKSLASH)
 
 
 def subschemas(schema: dict[str, Any], path: str) -> Iterator[tuple[Any, str]]:

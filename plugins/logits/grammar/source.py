@@ -11,13 +11,15 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from ostro.errors import RequestError
-from ostro.plugins.logits.grammar.lark import read_lark
+from ostro.plugins.logits.grammar.lark import read_lark, read_regex
 from ostro.plugins.logits.grammar.literal import quote
 from ostro.plugins.logits.grammar.schema import WHITESPACE, read_schema
 from ostro.plugins.logits.grammar.tags import tags_to_lark
 from ostro.plugins.logits.grammar.yacc import yacc_to_lark
 
 OBJECT = {"type": "object"}
+SPACE = r"(/[ \n]{1,2}/)?"
+"""White space that models write behind reasoning."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,8 @@ def write_source(parameter: Mapping[str, Any], tokens: SpecialTokens) -> str:
     if (outer := parameter.get("outer")) is not None:
         grammars = enclose("answer", grammars, read_lark(outer))
     if (marker := parameter.get("after")) is not None:
-        grammars = enclose("rest", grammars, delay(marker, tokens))
+        space = SPACE if parameter.get("space") else ""
+        grammars = enclose("rest", grammars, delay(marker, space, tokens))
     return json.dumps({"grammars": grammars})
 
 
@@ -52,7 +55,7 @@ def write_grammars(parameter: Mapping[str, Any], tokens: SpecialTokens) -> list[
     if "json_schema" in parameter or "json_object" in parameter:
         return [schema_grammar(parameter.get("json_schema", OBJECT))]
     if "regex" in parameter:
-        return grammars_in(LLMatcher.grammar_from_regex(parameter["regex"]))
+        return [{"lark_grammar": read_regex(parameter["regex"])}]
     if "choice" in parameter:
         return [{"lark_grammar": choice_to_lark(parameter["choice"])}]
     if "structural_tag" in parameter:
@@ -102,8 +105,8 @@ def gbnf_lark(text: str) -> str:
         raise RequestError(f"gbnf: {error}") from None
 
 
-def delay(marker: str, tokens: SpecialTokens) -> str:
-    """A grammar of free output up to a marker, and of the grammar `rest` after it.
+def delay(marker: str, space: str, tokens: SpecialTokens) -> str:
+    """A grammar of free output up to a marker, and of `space` and the grammar `rest` after it.
 
     The free part may contain any token but those that end an answer. A marker that is no control
     token is found in the text, wherever the tokens are cut.
@@ -111,5 +114,5 @@ def delay(marker: str, tokens: SpecialTokens) -> str:
     if marker in tokens.special:
         id = tokens.special[marker]
         excluded = ",".join(map(str, sorted({id, *tokens.ends})))
-        return f"start: <[^{excluded}]>* <[{id}]> @rest"
-    return f"start: free @rest\nfree[lazy]: /(?s:.*)/ {quote(marker)}"
+        return f"start: <[^{excluded}]>* <[{id}]> {space} @rest"
+    return f"start: free {space} @rest\nfree[lazy]: /(?s:.*)/ {quote(marker)}"

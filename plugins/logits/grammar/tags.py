@@ -5,14 +5,11 @@ The two forms of vLLM and SGLang are read: `structures` with `triggers`, and `fo
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from llguidance import LLMatcher
-
 from ostro.errors import RequestError
-from ostro.plugins.logits.grammar.lark import read_lark
+from ostro.plugins.logits.grammar.lark import read_lark, read_regex
 from ostro.plugins.logits.grammar.literal import quote, write
 from ostro.plugins.logits.grammar.parameter import describe
 
@@ -119,8 +116,8 @@ class TagWriter:
     def regex(self, given: Any, place: str, depth: int) -> str:
         """Text that matches a regular expression."""
         only(given, place, "type", "pattern")
-        source = LLMatcher.grammar_from_regex(text_of(given, "pattern", place))
-        return self.rule(self.inner(json.loads(source)["grammars"][0]))
+        source = read_regex(text_of(given, "pattern", place))
+        return self.rule(self.inner({"lark_grammar": source}))
 
     def lark(self, given: Any, place: str, depth: int) -> str:
         """Text of a Lark grammar."""

@@ -21,6 +21,7 @@ from llguidance import LLTokenizer
 
 from ostro.errors import OstroError
 from ostro.plugins.logits.grammar.matcher import build_matcher, build_tokenizer
+from ostro.plugins.logits.grammar.parameter import ENCLOSING
 from ostro.plugins.logits.grammar.source import SpecialTokens, write_source
 
 MEMORY = 512 << 20
@@ -66,9 +67,9 @@ def compile_grammar(
     parameter: dict[str, Any], tokenizer: LLTokenizer, tokens: SpecialTokens
 ) -> str:
     """The source of a grammar that compiles. Raises RequestError for others."""
-    if parameter.get("after") is not None:
-        # Free output comes first, so that a grammar that nothing satisfies would show late.
-        bare = {key: value for key, value in parameter.items() if key != "after"}
+    bare = {key: value for key, value in parameter.items() if key not in ENCLOSING}
+    if len(bare) < len(parameter):
+        # Other output may come first, so that a grammar that nothing satisfies would show late.
         build_matcher(tokenizer, write_source(bare, tokens))
     source = write_source(parameter, tokens)
     build_matcher(tokenizer, source)

@@ -21,8 +21,8 @@ from ostro.core.engine.build import make_ready
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.multi_token import HELD, HeadSequence, MultiTokenProposer
 from ostro.core.engine.processors import Processors
-from ostro.core.engine.runner import standalone_sequence
 from ostro.core.engine.speculation import Speculation
+from ostro.core.engine.standalone import standalone_sequence
 from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import LogitsProcessor
@@ -80,7 +80,8 @@ def test_drafts_are_those_of_the_reference(made: Made, wrong: int) -> None:
     found = run(engine, turns)
     assert engine.stats().cached_tokens > 0
     assert found == run(tiny.engine(rows=16, blocks=64, max_seqs=4), turns)
-    assert speculation_of(engine).accepted > 20 * bool(wrong)
+    # The head's own drafts are random, as its weights are: any number may be accepted.
+    assert not wrong or speculation_of(engine).accepted > 20
     assert len(proposals) > 20 and max(len(drafts) for _, drafts, _ in proposals) > 2
     assert all(logits.argmax(-1).tolist() == drafts for _, drafts, logits in proposals)
     assert deviation_of(tiny, head, proposals) <= BAR

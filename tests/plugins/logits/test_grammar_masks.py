@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny.grammars import Walker, added, allowed, open_masks, request, vocabulary, words
+from tiny.grammars import Walker, added, allowed, fill, open_masks, request, vocabulary, words
 
 from ostro.core.errors import RequestError
 from ostro.plugins.logits.grammar.processor import GrammarProcessor
@@ -50,7 +50,7 @@ def check(kind: str, change: Change = lambda masks: None) -> None:
         written, new = b"", list[int]()
         for byte in [*choice.encode(), None]:
             masks = open_masks(known)
-            assert not processor.fill([request(0, new)], masks)
+            assert not fill(processor, [request(0, new)], masks)
             change(masks)
             found = allowed(masks[0], known.size)
             assert agrees(found, fitting(written, kind), kind), (choice, written)
@@ -94,7 +94,7 @@ def test_drafts_have_the_masks_of_their_own_steps() -> None:
     steps.append(walker.next())
     walker.restart()
     masks = open_masks(known, len(drafts) + 1)
-    assert not walker.processor.fill([request(0, [], drafts)], masks)
+    assert not fill(walker.processor, [request(0, [], drafts)], masks)
     assert [allowed(mask, known.size) for mask in masks] == steps
     # The drafts are not consumed: two are accepted, and the third is another token.
     assert walker.next() == steps[0]
@@ -107,7 +107,7 @@ def test_a_forbidden_draft_ends_the_masks() -> None:
     walker = Walker({"json_object": True}, known)
     wrong = known.pieces.index(b"q")
     masks = open_masks(known, 3)
-    assert not walker.processor.fill([request(0, [], [wrong, wrong])], masks)
+    assert not fill(walker.processor, [request(0, [], [wrong, wrong])], masks)
     assert wrong not in allowed(masks[0], known.size)
     assert walker.next() == allowed(masks[0], known.size)
 
@@ -128,13 +128,13 @@ def test_rows_of_a_batch_have_their_own_masks() -> None:
     order = [2, 0, 3, 1]
     drafts = {0: known.encode("12"), 1: known.encode('{"k'), 2: [], 3: []}
     masks = open_masks(known, sum(1 + len(drafts[row]) for row in order))
-    assert not processor.fill([request(row, [], drafts[row]) for row in order], masks)
+    assert not fill(processor, [request(row, [], drafts[row]) for row in order], masks)
     first = 0
     for row in order:
         alone = open_masks(known, 1 + len(drafts[row]))
         single = GrammarProcessor(8, known, torch.device("cpu"))
         single.update([added(0, prepared[row])], [], [])
-        single.fill([request(0, [], drafts[row])], alone)
+        fill(single, [request(0, [], drafts[row])], alone)
         assert torch.equal(masks[first : first + len(alone)], alone), parameters[row]
         assert known.encode(texts[row])[0] in allowed(alone[0], known.size)
         first += len(alone)
@@ -147,7 +147,7 @@ def test_sequences_share_a_grammar_and_not_its_state() -> None:
     processor.update([added(0, prepared), added(1, prepared)], [], [])
     a, c, b, d = (known.pieces.index(piece) for piece in (b"a", b"c", b"b", b"d"))
     masks = open_masks(known, 2)
-    assert not processor.fill([request(0, [a]), request(1, [c])], masks)
+    assert not fill(processor, [request(0, [a]), request(1, [c])], masks)
     assert [allowed(mask, known.size) for mask in masks] == [{b}, {d}]
 
 
@@ -158,16 +158,16 @@ def test_a_preempted_sequence_goes_on_where_it_was() -> None:
     processor = GrammarProcessor(4, known, torch.device("cpu"))
     processor.update([added(0, prepared)], [], [])
     before, after = open_masks(known), open_masks(known)
-    processor.fill([request(0, output)], before)
+    fill(processor, [request(0, output)], before)
     processor.update([], [0], [])
     processor.update([added(3, prepared, output)], [], [])
-    assert not processor.fill([request(3)], after)
+    assert not fill(processor, [request(3)], after)
     assert torch.equal(before, after)
     # Removed rows are forgotten, and rows that move keep their state.
     processor.update([], [], [(3, 1)])
     moved = open_masks(known)
-    processor.fill([request(1)], moved)
-    assert torch.equal(before, moved) and list(processor.matchers) == [1]
+    fill(processor, [request(1)], moved)
+    assert torch.equal(before, moved) and list(processor.rows) == [1]
 
 
 def test_a_row_that_fails_leaves_the_others() -> None:
@@ -178,14 +178,14 @@ def test_a_row_that_fails_leaves_the_others() -> None:
     processor.update([added(0, prepared), added(1, prepared)], [], [])
     wrong, digit = known.pieces.index(b"q"), known.pieces.index(b"7")
     masks = open_masks(known, 2)
-    errors = processor.fill([request(0, [wrong]), request(1, [digit])], masks)
+    errors = fill(processor, [request(0, [wrong]), request(1, [digit])], masks)
     assert list(errors) == [0] and isinstance(errors[0], RequestError)
     assert digit in allowed(masks[1], known.size) and wrong not in allowed(masks[1], known.size)
 
 
 def test_a_step_beyond_the_limits_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of readings of an ambiguous grammar grows with each token."""
-    monkeypatch.setattr("ostro.plugins.logits.grammar.processor.MAX_STEP", 0.002)
+    monkeypatch.setattr("ostro.plugins.logits.grammar.masks.MAX_TOKEN", 0.002)
     known = vocabulary()
     ambiguous = {"lark": 'start: s\ns: s s s s | s s s | s s | "a"'}
     prepared = GrammarProcessor.prepare(ambiguous, known)
@@ -193,7 +193,7 @@ def test_a_step_beyond_the_limits_fails(monkeypatch: pytest.MonkeyPatch) -> None
     processor.update([added(0, prepared)], [], [])
     a = known.pieces.index(b"a")
     for _ in range(600):
-        errors = processor.fill([request(0, [a])], open_masks(known))
+        errors = fill(processor, [request(0, [a])], open_masks(known))
         if errors:
             break
     assert "limit of its grammar" in str(errors[0])
@@ -261,6 +261,14 @@ def test_an_outer_grammar_may_follow_a_marker() -> None:
     assert not walker.accepts("42") and not walker.accepts("Hm</think> 42")
 
 
+def test_white_space_may_follow_a_marker() -> None:
+    for space in (False, True):
+        parameter = {"choice": ["42"], "after": "</think>", "space": space}
+        walker = Walker(parameter, vocabulary())
+        assert walker.accepts("Hm</think>42") and not walker.accepts("Hm</think>\n\n\n42")
+        assert walker.accepts("Hm</think>\n\n42") == space == walker.accepts("</think> 42")
+
+
 NAMES = {name: {"type": "boolean"} for name in ("a_rather_long_name", "another_rather_long_name")}
 RECORD = {"type": "object", "properties": NAMES, "required": [*NAMES]}
 
@@ -298,8 +306,8 @@ def test_forced_tokens_are_the_only_ones_that_their_masks_allow(kind: str) -> No
 
 def test_a_forced_token_that_takes_too_long_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     walker = Walker({"choice": ["abcabc"]}, vocabulary())
-    monkeypatch.setattr("ostro.plugins.logits.grammar.processor.MAX_STEP", -1.0)
+    monkeypatch.setattr("ostro.plugins.logits.grammar.masks.MAX_TOKEN", -1.0)
     walker.processor.forced(request(0, walker.vocabulary.encode("a")))
     monkeypatch.undo()
-    errors = walker.processor.fill([request(0)], open_masks(walker.vocabulary))
+    errors = fill(walker.processor, [request(0)], open_masks(walker.vocabulary))
     assert "takes too long" in str(errors[0])

@@ -61,6 +61,34 @@ def test_recursion_without_an_end_is_refused(kind: str) -> None:
         GrammarProcessor.prepare({kind: ENDLESS[kind]}, vocabulary())
 
 
+@pytest.mark.parametrize(
+    "enclosing",
+    [{"outer": 'start: ("(" /[a-z]+/ ")")? @answer'}, {"after": "</think>"}],
+    ids=["outer", "after"],
+)
+def test_a_grammar_without_an_end_is_refused_behind_other_output(enclosing: dict[str, Any]) -> None:
+    """What precedes it would be generated first."""
+    with pytest.raises(RequestError, match="no output satisfies"):
+        GrammarProcessor.prepare({"lark": "start: start", **enclosing}, vocabulary())
+    assert Walker({"choice": ["a"], "outer": "start: @answer"}, vocabulary()).accepts("a")
+
+
+@pytest.mark.parametrize("pattern", ["\\", "a\\", "\\/\\", "a\\\\\\"])
+@pytest.mark.parametrize("kind", ["regex", "json_schema", "property", "structural_tag"])
+def test_a_pattern_that_ends_within_an_escape_is_refused(kind: str, pattern: str) -> None:
+    """It is invalid in each dialect; llguidance leaves the backslash out."""
+    parameters: dict[str, Any] = {
+        "regex": pattern,
+        "json_schema": {"items": {"type": "string", "pattern": pattern}},
+        "property": {"type": "object", "patternProperties": {pattern: True}},
+        "structural_tag": {"format": {"type": "regex", "pattern": pattern}},
+    }
+    parameter = {"json_schema" if kind == "property" else kind: parameters[kind]}
+    with pytest.raises(RequestError, match="backslash at its end"):
+        GrammarProcessor.prepare(parameter, vocabulary())
+    assert Walker({"regex": r"a\\\\"}, vocabulary()).accepts("a\\\\")
+
+
 CASES: list[tuple[dict[str, Any], list[str], list[str]]] = [
     ({"regex": "[a-f]{2,3}x?"}, ["ab", "fffx"], ["a", "abcd", "abxx"]),
     ({"regex": "^(yes|no)$"}, ["yes", "no"], ["yesno", ""]),

@@ -185,6 +185,36 @@ def test_an_object_of_several_schemas_has_the_properties_of_all(schema: Any, val
     assert Walker({"json_schema": copy.deepcopy(schema)}, vocabulary()).accepts_json(valid)
 
 
+def node(following: Any, **other: Any) -> dict[str, Any]:
+    """An object whose required property `next` has a schema."""
+    return {"type": "object", "properties": {"next": following}, "required": ["next"], **other}
+
+
+ENDLESS: list[Any] = [
+    node({"$ref": "#"}),
+    node({"type": "array", "items": {"$ref": "#"}, "minItems": 1}),
+    node({"type": "array", "prefixItems": [True, {"$ref": "#"}], "minItems": 2}),
+    node({"allOf": [{"$ref": "#"}, {"type": "object"}]}),
+    node({"anyOf": [{"$ref": "#"}, {"$ref": "#/properties/next"}]}),
+    {"$defs": {"a": node({"$ref": "#b"}), "b": node({"$ref": "#/$defs/a"}, **{"$anchor": "b"})}}
+    | {"$ref": "#b"},
+]
+"""Schemas whose values contain themselves without end."""
+FINITE: list[tuple[Any, Any]] = [
+    (node({"anyOf": [{"type": "null"}, {"$ref": "#"}]}), {"next": {"next": None}}),
+    (node({"type": "array", "items": {"$ref": "#"}}), {"next": [{"next": []}]}),
+    (node({"type": ["array", "integer"], "items": {"$ref": "#"}, "minItems": 1}), {"next": 1}),
+    ({"type": "object", "properties": {"a": {"$ref": "#"}}}, {"a": {"a": {}}}),
+    (node({"$ref": "#/$defs/b"}, **{"$defs": {"b": {"type": "integer"}}}), {"next": 7}),
+]
+"""Schemas that refer to themselves, with values that end."""
+
+
+@pytest.mark.parametrize(("schema", "value"), FINITE, ids=map(str, range(len(FINITE))))
+def test_a_schema_may_refer_to_itself(schema: Any, value: Any) -> None:
+    assert Walker({"json_schema": schema}, vocabulary()).accepts_json(value)
+
+
 FAULTS: list[tuple[Any, str]] = [
     (False, "#: the schema is false"),
     ({"type": 7}, "#/type: 7; expected one of null, boolean, integer"),
@@ -213,11 +243,12 @@ FAULTS: list[tuple[Any, str]] = [
     ({"items": {"$ref": "#nope"}}, "#/items/$ref: no $anchor 'nope' in the schema; it has no"),
     ({"$ref": "http://example.org/s.json"}, "#/$ref: only references within the document"),
     ({"$ref": "file:///etc/passwd"}, "#/$ref: only references within the document"),
-    ({"$ref": "#"}, "no output satisfies"),
+    ({"$ref": "#"}, "#: no value satisfies this schema: it requires itself"),
     (
         {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
-        "no",
+        "#/$defs/a: no value satisfies this schema",
     ),
+    *[(schema, "requires itself") for schema in ENDLESS],
     ({"minLenght": 3}, "#/minLenght: unknown keyword 'minLenght'; did you mean 'minLength'?"),
     ({"properties": {"a/b": {"item": True}}}, "#/properties/a~1b/item: unknown keyword 'item'"),
     ({"items": {"$id": "x"}}, "#/items/$id: $id is supported at the root"),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny.grammars import Walker, open_masks, read, request
+from tiny.grammars import Walker, fill, open_masks, read, request
 
 from ostro.core.errors import TokenizerError
 from ostro.core.tokenizer import Tokenizer, load_tokenizer
@@ -58,5 +58,5 @@ def test_a_published_vocabulary(file: Path) -> None:
     ids = known.encode(json.dumps({"name": "Ann " * 20, "age": 7}))
     masks, start = open_masks(known), time.process_time()
     for id in ids:
-        assert not walker.processor.fill([request(0, [id])], masks)
+        assert not fill(walker.processor, [request(0, [id])], masks)
     assert (time.process_time() - start) / len(ids) < STEP

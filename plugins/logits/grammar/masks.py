@@ -1,0 +1,158 @@
+"""Computes the masks of grammars in threads: a step waits for them only for a short time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from functools import cache
+from time import thread_time
+
+import torch
+from llguidance import LLExecutor, LLMatcher
+from torch import Tensor
+
+from ostro.errors import RequestError
+from ostro.plugins.logits.grammar.compiler import lower_priority
+from ostro.plugins.logits.grammar.matcher import check_matcher
+
+STEP = 0.01
+"""The longest time that a step waits for its masks, in seconds."""
+MAX_TOKEN = 0.05
+"""Limit on the processor time for one token, in seconds. Unambiguous grammars take microseconds."""
+SLOW = 0.001
+"""Processor time for one token, in seconds, beyond which no step waits for a grammar's masks."""
+THREADS = 4
+"""The most threads whose masks steps wait for. A mask that takes long occupies one of them."""
+SHARE = 32
+"""Masks per thread: each takes 5 to 20 us, and the other threads are busy."""
+
+
+@cache
+def draft_executor() -> LLExecutor:
+    """Computes the masks before and behind drafts, which a matcher alone cannot."""
+    return LLExecutor(1)
+
+
+@dataclass(eq=False)
+class GrammarRow:
+    """The grammar of one sequence; its masks are of `words` int32.
+
+    While `busy`, a thread uses the matcher, or will. `tokens` are those that the matcher has not
+    read yet. `masks` [1 + len(drafts), words] are the next ones, None until they are computed.
+    `error` ends the sequence. `seconds` is the processor time of the last token.
+    """
+
+    matcher: LLMatcher
+    words: int
+    tokens: list[int] = field(default_factory=list)
+    drafts: list[int] = field(default_factory=list)
+    masks: Tensor | None = None
+    error: Exception | None = None
+    seconds: float = 0.0
+    busy: bool = False
+
+    @property
+    def slow(self) -> bool:
+        """Whether no step waits for the masks."""
+        return self.seconds > SLOW
+
+    def has_masks(self, drafts: Sequence[int]) -> bool:
+        """Whether the masks before and behind these drafts are computed."""
+        return not self.tokens and self.masks is not None and len(self.masks) > len(drafts)
+
+    def read(self) -> None:
+        """Have the matcher read the tokens. Sets `error` if they exceed a limit."""
+        start, count = thread_time(), len(self.tokens)
+        self.masks = None
+        self.matcher.consume_tokens(self.tokens)
+        self.tokens = []
+        self.check((thread_time() - start) / max(1, count))
+
+    def compute(self) -> None:
+        """Read the tokens and compute the masks. Sets `error` if that fails."""
+        try:
+            self.read()
+            if self.error is None:
+                self.fill()
+        except Exception as error:
+            self.error = error
+        except BaseException as error:  # llguidance panicked
+            self.error = RuntimeError(f"{type(error).__name__}: {error}")
+        self.busy = False
+
+    def fill(self) -> None:
+        """Compute the masks. Those behind a draft that the grammar forbids allow every token."""
+        start = thread_time()
+        masks = torch.full((1 + len(self.drafts), self.words), -1, dtype=torch.int32)
+        pointer, size = masks.data_ptr(), masks.stride(0) * masks.element_size()
+        if self.drafts:
+            entries = [(self.matcher, 0, self.drafts)]
+            executor = draft_executor()
+            executor.unsafe_compute_mask_ptr_with_draft_token(entries, pointer, size, len(masks))
+        else:
+            self.matcher.unsafe_compute_mask_ptr(pointer, size)
+        self.check(self.seconds + (thread_time() - start) / len(masks))
+        self.masks = masks
+
+    def check(self, seconds: float) -> None:
+        """Set `error` if the matcher failed, or if this processor time of a token is too long."""
+        self.seconds = seconds
+        try:
+            check_matcher(self.matcher)
+        except RequestError as error:
+            self.error = beyond(str(error))
+        if seconds > MAX_TOKEN:
+            self.error = beyond("a token takes too long to read; make it unambiguous")
+
+
+class MaskThreads:
+    """The threads that compute masks, for all models. They start with the first masks."""
+
+    def __init__(self) -> None:
+        self._quick = ThreadPoolExecutor(THREADS, "ostro-masks")
+        # One thread, below the engine's: slow grammars do not take the cores of steps.
+        self._slow = ThreadPoolExecutor(1, "ostro-slow-masks", initializer=lower_priority)
+
+    def compute(self, rows: Sequence[GrammarRow]) -> None:
+        """Compute the masks of rows that are not busy; wait for them as long as a step may.
+
+        Rows without masks after it are busy, or have not begun: they are to be given again.
+        """
+        quick = deque[GrammarRow]()
+        # The quickest first: the others may take the time of the step.
+        for row in sorted(rows, key=lambda row: row.seconds):
+            row.busy = True
+            if row.slow:
+                self._slow.submit(row.compute)
+            else:
+                quick.append(row)
+        if not quick:
+            return
+        threads = min(THREADS, -(-len(quick) // SHARE))
+        wait([self._quick.submit(compute_all, quick) for _ in range(threads)], STEP)
+        while quick:
+            try:
+                quick.pop().busy = False
+            except IndexError:  # a thread took the last one
+                break
+
+
+def compute_all(rows: deque[GrammarRow]) -> None:
+    """Compute the masks of rows until none is left."""
+    while rows:
+        try:
+            row = rows.popleft()
+        except IndexError:  # another thread took the last one
+            return
+        row.compute()
+
+
+def beyond(reason: str) -> RequestError:
+    """The error of a sequence whose grammar exceeds a limit while it is generated."""
+    return RequestError(f"the output exceeds a limit of its grammar: {reason}", param="grammar")
+
+
+MASKS = MaskThreads()
+"""The threads that all models of this process share."""
