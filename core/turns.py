@@ -47,9 +47,9 @@ class FairThreads:
     One owner gets all threads but one at most, so that the first work of another one does not wait.
     """
 
-    def __init__(self, threads: int, name: str) -> None:
-        """name: the start of the threads' names."""
-        self._threads, self._most = threads, max(1, threads - 1)
+    def __init__(self, threads: int, name: str, most: int | None = None) -> None:
+        """name: the start of the threads' names. most: the threads of one owner, if fewer."""
+        self._threads, self._most = threads, most or max(1, threads - 1)
         self._pool = ThreadPoolExecutor(threads, name)
         self._lock = Lock()
         self._turns = Turns[Work]()

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ostro.core.errors import RequestError, UsageError
 from ostro.core.media.inputs import Inputs
 from ostro.core.media.parts import RequestMedium
-from ostro.core.media.worker import MediaSource
-from ostro.core.media.worker import make_item as decode_item
+from ostro.core.media.process import MediaSource
+from ostro.core.media.process import make_item as decode_item
 from ostro.core.messages.prompt import Item
 
 if TYPE_CHECKING:

@@ -56,9 +56,17 @@ class Inputs(llava.Inputs):
             raise TokenizerError(f"{path} has no newline token")
         return known
 
+    @property
+    def rows(self) -> int:
+        """The rows of an image's features."""
+        return int(self.raw.get("mm_tokens_per_image", 256))
+
+    def image_tokens(self, width: int, height: int) -> int:
+        return self.rows + 2
+
     def image(self, pixels: Pixels) -> Item:
-        rows, pad = int(self.raw.get("mm_tokens_per_image", 256)), self.token("image", 262144)
-        tokens = (self.placeholders["image"], *(pad,) * rows, self.token("eoi", 256000))
+        pad = self.token("image", 262144)
+        tokens = (self.placeholders["image"], *(pad,) * self.rows, self.token("eoi", 256000))
         return llava.seen(self.preprocessor(pixels), self.patches, tokens, pad, atomic=True)
 
     def expand_placeholders(self, tokens: Sequence[int], items: Sequence[Item]) -> Prompt:

@@ -166,6 +166,11 @@ class Inputs(ostro.Inputs):
             found = {k: v for k, v in found.items() if k != "max_soft_tokens"}
         return settings_of({"max_soft_tokens": SOFT_TOKENS[kind], **found}, path, self.vision)
 
+    def image_tokens(self, width: int, height: int) -> int:
+        settings = self.images
+        grid = self.grid(settings, 1, *settings.size(height, width))
+        return 2 + math.prod(grid) // settings.pooling_kernel_size**2
+
     def image(self, pixels: Pixels) -> Item:
         settings = self.images
         size = settings.size(*pixels.shape[:2])

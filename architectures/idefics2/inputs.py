@@ -91,20 +91,28 @@ class Inputs(idefics3.Inputs):
             )
         return found
 
+    @property
+    def split(self) -> int:
+        """The rows and columns of quarters, 0 without them."""
+        return 2 * self.settings.do_image_splitting
+
+    def image_tokens(self, width: int, height: int) -> int:
+        """The tokens of an image after another one, with which it shares a token."""
+        return len(self.tokens(self.split, self.split)) - 1
+
     def image(self, pixels: Pixels) -> Item:
         tiles = self.settings.tiles(pixels)
         sizes = np.array([tile.shape[:2] for tile in tiles], np.int64)
         values = np.zeros((len(tiles), 3, *sizes.max(0)), np.float32)
         for out, tile in zip(values, tiles, strict=True):
             out[:, : tile.shape[0], : tile.shape[1]] = self.settings.normalise(tile)
-        split = 2 * self.settings.do_image_splitting
         patch = int(self.vision.get("patch_size", 32))
         return Item(
             kind="image",
             key=content_key("sizes", values, sizes),
             arrays={"pixels": Array.of(values), "sizes": Array.of(sizes)},
             cost=int((sizes // patch).prod(1).sum()),
-            tokens=tuple(self.tokens(split, split)),
+            tokens=tuple(self.tokens(self.split, self.split)),
             pad=self.placeholders["image"],
         )
 

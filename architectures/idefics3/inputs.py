@@ -62,22 +62,31 @@ class Preprocessor(pixels.Preprocessor, frozen=True, kw_only=True):
         An image of one tile has no rows.
         """
         side, method = self.side, self.resample
-        size = target(pixels.shape[0], pixels.shape[1], self.size["longest_edge"])
-        check_area(*size)
+        size, (rows, columns) = self.layout(*pixels.shape[:2])
         pixels = resize(pixels, *size, method)
-        if not self.do_image_splitting:
+        if not rows:
             return [resize(pixels, side, side, method)], (0, 0)
-        height, width = multiple(*size, side)
-        if min(height, width) < 1:
-            raise RequestError("an image is too narrow for tiles; crop it", param="messages")
-        check_area(height, width)
-        pixels = resize(pixels, height, width, method)
-        if max(height, width) <= side:
-            return [pixels], (0, 0)
-        rows, columns = height // side, width // side
+        pixels = resize(pixels, rows * side, columns * side, method)
         tiles = pixels.reshape(rows, side, columns, side, 3).swapaxes(1, 2)
         whole = resize(pixels, side, side, method)
         return [*tiles.reshape(-1, side, side, 3), whole], (rows, columns)
+
+    def layout(self, height: int, width: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """The size of an image before it is cut, and its rows and columns of tiles.
+
+        An image of one tile has no rows.
+        """
+        size = target(height, width, self.size["longest_edge"])
+        check_area(*size)
+        if not self.do_image_splitting:
+            return size, (0, 0)
+        height, width = multiple(*size, self.side)
+        if min(height, width) < 1:
+            raise RequestError("an image is too narrow for tiles; crop it", param="messages")
+        check_area(height, width)
+        if max(height, width) <= self.side:
+            return size, (0, 0)
+        return size, (height // self.side, width // self.side)
 
 
 def target(height: int, width: int, edge: int) -> tuple[int, int]:
@@ -153,6 +162,10 @@ class Inputs(ostro.Inputs):
         if not path.is_file():
             raise TokenizerError(f"{path} is missing, which has the tokens around images")
         return Tokenizer.from_buffer(read_regular(path))
+
+    def image_tokens(self, width: int, height: int) -> int:
+        _, grid = self.preprocessor.layout(height, width)
+        return len(self.tokens(*grid))
 
     def image(self, pixels: Pixels) -> Item:
         tiles, grid = self.preprocessor.split(pixels)

@@ -106,8 +106,16 @@ class Inputs(ostro.Inputs):
         """The side, in patches, of a cell that becomes one row, for Pixtral's vision encoder."""
         return 1
 
+    @property
+    def any_size(self) -> bool:
+        """Whether the vision encoder is Pixtral's, whose images have any size."""
+        return bool(self.vision.get("model_type", self.vision_type) == "pixtral")
+
+    def image_tokens(self, width: int, height: int) -> int:
+        return self.pictures.count_tokens(width, height) if self.any_size else self.rows
+
     def image(self, pixels: Pixels) -> Item:
-        if self.vision.get("model_type", self.vision_type) == "pixtral":
+        if self.any_size:
             return self.pictures.item(pixels)
         pad = self.placeholders["image"]
         return seen(self.preprocessor(pixels), 1 + self.patches, (pad,) * self.rows, pad)

@@ -71,6 +71,20 @@ class Inputs(llava.Inputs):
         check_resolutions(found, self.side)
         return found
 
+    def padding(self, size: Size, tiles: Size) -> Size:
+        """The padding patches on each side of the tiles of an image of that size."""
+        return padding(size, (tiles[0] * self.across, tiles[1] * self.across))
+
+    def count(self, size: Size, tiles: Size) -> int:
+        """The number of tokens of an image of that size in pixels."""
+        across, (top, left) = self.across, self.padding(size, tiles)
+        rows, columns = self.joined(tiles[0] * across - 2 * top, tiles[1] * across - 2 * left)
+        return self.patches + rows * (columns + 1)
+
+    def image_tokens(self, width: int, height: int) -> int:
+        chosen = best_resolution((height, width), self.resolutions)
+        return self.count((height, width), (chosen[0] // self.side, chosen[1] // self.side))
+
     def image(self, pixels: Pixels) -> Item:
         size = pixels.shape[0], pixels.shape[1]
         chosen = best_resolution(size, self.resolutions)
@@ -79,10 +93,8 @@ class Inputs(llava.Inputs):
         whole = resize(pixels, side, side, method)
         values = np.stack([self.preprocessor(square) for square in (whole, *squares)])
         tiles = chosen[0] // side, chosen[1] // side
-        grid = tiles[0] * self.across, tiles[1] * self.across
-        top, left = padding(size, grid)
-        rows, columns = self.joined(grid[0] - 2 * top, grid[1] - 2 * left)
-        count = self.patches + rows * (columns + 1)
+        top, left = self.padding(size, tiles)
+        count = self.count(size, tiles)
         return item_of(self, "image", count, pixels=values, grid=np.array([*tiles, top, left]))
 
     def joined(self, rows: int, columns: int) -> Size:

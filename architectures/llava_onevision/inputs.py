@@ -55,6 +55,10 @@ class Inputs(llava_next.Videos, llava_next.Inputs):
         most = tiles_of(str(self.raw.get("vision_aspect_ratio", f"{PREFIX}9")))
         return limited((rows, columns), most * self.patches)
 
+    def image_tokens(self, width: int, height: int) -> int:
+        """The tokens of one of several images; the only one of a prompt has more."""
+        return self.patches + 1
+
     def image(self, pixels: Pixels) -> Item:
         item = super().image(pixels)
         return msgspec.structs.replace(item, arrays={**item.arrays, ORIGINAL: Array.of(pixels)})
@@ -62,7 +66,10 @@ class Inputs(llava_next.Videos, llava_next.Inputs):
     def expand_placeholders(self, tokens: Sequence[int], items: Sequence[Item]) -> Prompt:
         """As the base class, with tiles for an image that is the only one."""
         several = sum(item.kind == "image" for item in items) > 1
-        return super().expand_placeholders(tokens, [self.form(item, several) for item in items])
+        # Equal items share their arrays, which are read once.
+        distinct = {item.key: item for item in items}
+        formed = {key: self.form(item, several) for key, item in distinct.items()}
+        return super().expand_placeholders(tokens, [formed[item.key] for item in items])
 
     def form(self, item: Item, several: bool) -> Item:
         """An item as one of several images, or as the only one."""

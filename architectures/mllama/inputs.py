@@ -84,6 +84,9 @@ class Inputs(llava.Inputs):
         every = [(r, c) for r in range(1, most + 1) for c in range(1, most // r + 1)]
         return [(r, c) for r, c in self.vision.get("supported_aspect_ratios") or every]
 
+    def image_tokens(self, width: int, height: int) -> int:
+        return 1
+
     def image(self, pixels: Pixels) -> Item:
         preprocessor = self.preprocessor
         assert isinstance(preprocessor, Preprocessor)

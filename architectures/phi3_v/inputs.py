@@ -50,15 +50,28 @@ class Preprocessor(pixels.Preprocessor, frozen=True, kw_only=True):
         if pixels.shape[1] < pixels.shape[0]:
             turned = np.ascontiguousarray(pixels.swapaxes(0, 1))
             return self.canvas(turned, side).swapaxes(0, 1)
-        ratio = pixels.shape[1] / pixels.shape[0]
-        columns = self.columns(ratio)
-        width, height = columns * side, int(columns * side / ratio)
-        if height < 1:
-            raise RequestError("an image is too narrow for tiles; crop it", param="messages")
+        height, width = self.scaled(pixels.shape[0], pixels.shape[1], side)
         out = np.full((math.ceil(height / side) * side, width, 3), 255, np.uint8)
         top = (len(out) - height) // 2
         out[top : top + height] = resize(pixels, height, width, BILINEAR)
         return out
+
+    def scaled(self, height: int, width: int, side: int) -> tuple[int, int]:
+        """The size of an image, as wide as high at least, that is scaled to whole tiles."""
+        ratio = width / height
+        columns = self.columns(ratio)
+        width, height = columns * side, int(columns * side / ratio)
+        if height < 1:
+            raise RequestError("an image is too narrow for tiles; crop it", param="messages")
+        return height, width
+
+    def grid(self, height: int, width: int, side: int) -> tuple[int, int]:
+        """The rows and columns of tiles of an image of that size in pixels."""
+        if width < height:
+            rows, columns = self.grid(width, height, side)
+            return columns, rows
+        height, width = self.scaled(height, width, side)
+        return math.ceil(height / side), width // side
 
     def columns(self, ratio: float) -> int:
         """The tiles along the longer side of an image that is `ratio` times as long as short."""
@@ -93,20 +106,27 @@ class Inputs(llava.Inputs):
     def preprocessor(self) -> Preprocessor:
         return Preprocessor.read(self.folder)
 
+    def count(self, rows: int, columns: int) -> int:
+        """The number of tokens of an image of so many tiles."""
+        cells = self.across // 2
+        return (rows * columns + 1) * cells**2 + (rows + 1) * cells + 1
+
+    def image_tokens(self, width: int, height: int) -> int:
+        return self.count(*self.preprocessor.grid(height, width, self.side))
+
     def image(self, pixels: Pixels) -> Item:
-        side, cells, settings = self.side, self.across // 2, self.preprocessor
+        side, settings = self.side, self.preprocessor
         values = settings.normalise(settings.canvas(pixels, side))
         rows, columns = values.shape[1] // side, values.shape[2] // side
         whole = reduced(reduced(values, 2, columns), 1, rows)
         tiles = values.reshape(3, rows, side, columns, side).transpose(1, 3, 0, 2, 4)
         stacked = np.concatenate((whole[None], tiles.reshape(-1, 3, side, side)))
         grid, pad = np.array([rows, columns], np.int64), self.placeholders["image"]
-        count = (rows * columns + 1) * cells**2 + (rows + 1) * cells + 1
         return Item(
             kind="image",
             key=content_key("phi3_v", stacked, grid),
             arrays={"pixels": Array.of(stacked), "grid": Array.of(grid)},
             cost=len(stacked) * (1 + self.patches),
-            tokens=(pad,) * count,
+            tokens=(pad,) * self.count(rows, columns),
             pad=pad,
         )

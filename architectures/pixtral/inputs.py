@@ -104,6 +104,11 @@ class Pictures:
             ids.append(id)
         return ids
 
+    def count_tokens(self, width: int, height: int) -> int:
+        """The number of tokens of an image of that size in pixels."""
+        rows, columns = self.preprocessor.grid(height, width, self.cell)
+        return rows * (columns + 1)
+
     def item(self, pixels: Pixels) -> Item:
         """An image with a token after each row of cells, and another one after the last."""
         values = self.preprocessor.prepare(pixels, self.cell)

@@ -74,10 +74,16 @@ class Inputs(ostro.Inputs):
             )
         return read(self.folder, "video", self.vision)
 
+    def image_size(self, height: int, width: int) -> tuple[int, int]:
+        """The height and width in pixels of a resized image."""
+        return fit(height, width, self.images.factor, self.images.limits(*IMAGE_LIMITS))
+
+    def image_tokens(self, width: int, height: int) -> int:
+        rows, columns = (side // self.images.patch_size for side in self.image_size(height, width))
+        return self.rows((1, rows, columns))
+
     def image(self, pixels: Pixels) -> Item:
-        limits = self.images.limits(*IMAGE_LIMITS)
-        height, width, _ = pixels.shape
-        size = fit(height, width, self.images.factor, limits)
+        size = self.image_size(*pixels.shape[:2])
         patches, grid = self.images.patches(self.images.resize(pixels[None], *size))
         pad = self.placeholders["image"]
         return item("image", patches, grid, np.zeros(1, np.int64), (pad,) * self.rows(grid), pad)

@@ -12,8 +12,8 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from ostro.core.errors import EngineDied
-from ostro.core.messages.arrays import Array
+from ostro.core.errors import EngineDied, RequestError
+from ostro.core.messages.arrays import Array, change_once
 from ostro.core.messages.commands import FromEngine, Outputs, ToEngine
 from ostro.core.messages.outputs import JobOutput
 from ostro.core.messages.requests import JobRequest, TokenRequest
@@ -23,6 +23,8 @@ M = TypeVar("M")
 LENGTH = 4
 LIMIT = 1 << 30
 """Most bytes of one message: a longer one shows that the peer is broken."""
+INTEGERS = "-2^63..2^64-1"
+"""The integers of MessagePack."""
 
 
 to_engine = msgspec.msgpack.Decoder(ToEngine)
@@ -31,8 +33,11 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def frame(message: msgspec.Struct) -> bytes:
-    """The bytes of a message on a socket."""
-    body = _encoder.encode(message)
+    """The bytes of a message on a socket. Raises RequestError for an integer beyond 64 bits."""
+    try:
+        body = _encoder.encode(message)
+    except OverflowError:
+        raise RequestError(f"the request has an integer that is not within {INTEGERS}") from None
     return len(body).to_bytes(LENGTH, "little") + body
 
 
@@ -41,7 +46,8 @@ def map_arrays(message: M, change: Callable[[Array], Array]) -> M:
     process, `Array.read` after it was received.
     """
     if isinstance(message, TokenRequest) and message.items:
-        items = [replace(i, arrays=mapped(i.arrays, change)) for i in message.items]
+        change = change_once(change)  # equal items share their arrays
+        items = [item.change(change) for item in message.items]
         positions = None if message.positions is None else change(message.positions)
         return replace(message, items=items, positions=positions)
     if isinstance(message, JobRequest):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BytesIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,19 +32,21 @@ def read_image(data: bytes) -> Pixels:
     """
     from PIL import ImageOps
 
-    try:
-        with open_image(data, FORMATS, "image") as image:
-            check_pixels(image.width * image.height, "image")
-            image.load()
-            turned = ImageOps.exif_transpose(image)
-            return np.asarray(turned.convert("RGB"))
-    except RequestError:
-        raise
-    except Exception as error:
-        raise RequestError(
-            f"the image cannot be read: {reason(error)}; send {', '.join(FORMATS)}",
-            param="messages",
-        ) from None
+    with readable("image", FORMATS), open_image(data, FORMATS, "image") as image:
+        check_pixels(image.width * image.height, "image")
+        image.load()
+        turned = ImageOps.exif_transpose(image)
+        return np.asarray(turned.convert("RGB"))
+
+
+def measure_image(data: bytes) -> tuple[int, int]:
+    """The width and height of an image file by its header, as stored.
+
+    Raises RequestError as `read_image`, as far as the header shows it.
+    """
+    with readable("image", FORMATS), open_image(data, FORMATS, "image") as image:
+        check_pixels(image.width * image.height, "image")
+        return image.width, image.height
 
 
 def read_video(data: bytes, fps: float | None = None) -> tuple[Pixels, float]:
@@ -52,16 +56,46 @@ def read_video(data: bytes, fps: float | None = None) -> tuple[Pixels, float]:
     every k-th frame is kept so that the rate comes near it. Raises RequestError for files that
     cannot be decoded or are too large, Unsupported where PyAV is required and missing.
     """
-    try:
+    with readable("video"):
         frames, rate = animation(data) if is_animation(data) else film(data)
-    except (RequestError, Unsupported):
-        raise
-    except Exception as error:
-        raise RequestError(f"the video cannot be read: {reason(error)}", param="messages") from None
     if not frames:
         raise RequestError("the video has no frames", param="messages")
     stride = max(1, round(rate / fps)) if fps else 1
     return np.stack(frames[::stride]), rate / stride
+
+
+def measure_video(data: bytes) -> int:
+    """The pixels of all frames of a video file by its header; fewer where the header does not
+    state the number of frames, as in GIF.
+
+    Raises RequestError and Unsupported as `read_video`, as far as the header shows it.
+    """
+    with readable("video"):
+        if is_animation(data):
+            with open_image(data, ANIMATIONS, "video") as image:
+                # Pillow counts the frames of a GIF by reading all of it.
+                frames = 1 if image.format == "GIF" else getattr(image, "n_frames", 1)
+                pixels = image.width * image.height
+        else:
+            with open_film(data) as container:
+                stream = container.streams.video[0]
+                frames, pixels = max(1, stream.frames), stream.width * stream.height
+        check_frames(frames, pixels)
+    return frames * pixels
+
+
+@contextmanager
+def readable(what: str, formats: tuple[str, ...] = ()) -> Iterator[None]:
+    """Turn the errors of libraries into a RequestError, which names the formats to send."""
+    try:
+        yield
+    except (RequestError, Unsupported):
+        raise
+    except Exception as error:
+        advice = f"; send {', '.join(formats)}" if formats else ""
+        raise RequestError(
+            f"the {what} cannot be read: {reason(error)}{advice}", param="messages"
+        ) from None
 
 
 def open_image(data: bytes, formats: tuple[str, ...], what: str) -> Image:
@@ -96,6 +130,18 @@ def animation(data: bytes) -> tuple[list[Pixels], float]:
 
 def film(data: bytes) -> tuple[list[Pixels], float]:
     """Decode a video file with PyAV to its frames and their rate per second."""
+    frames = list[Pixels]()
+    with open_film(data) as container:
+        stream = container.streams.video[0]
+        for frame in container.decode(stream):
+            check_frames(len(frames) + 1, frame.width * frame.height)
+            frames.append(frame.to_ndarray(format="rgb24"))
+        rate = float(stream.average_rate or 25)
+    return frames, rate
+
+
+def open_film(data: bytes) -> Any:
+    """Open a video file with PyAV. Raises Unsupported if it is missing."""
     try:
         import av
     except ImportError:
@@ -103,14 +149,7 @@ def film(data: bytes) -> tuple[list[Pixels], float]:
             "videos other than GIF and WebP require PyAV: pip install 'ostro[video]'",
             param="messages",
         ) from None
-    frames = list[Pixels]()
-    with av.open(BytesIO(data)) as container:
-        stream = container.streams.video[0]
-        for frame in container.decode(stream):
-            check_frames(len(frames) + 1, frame.width * frame.height)
-            frames.append(frame.to_ndarray(format="rgb24"))
-        rate = float(stream.average_rate or 25)
-    return frames, rate
+    return av.open(BytesIO(data))
 
 
 def check_pixels(pixels: int, what: str) -> None:

@@ -40,6 +40,13 @@ class Inputs:
         """Make an item of one image, uint8 [height, width, 3] in RGB."""
         raise Unsupported("this model does not support images", param="messages")
 
+    def image_tokens(self, width: int, height: int) -> int | None:
+        """The number of tokens of `image` for an image of that size in pixels, computed without
+        the image; in a prompt it takes no fewer. None if it is unknown. Long prompts are refused
+        by it before images are decoded: a class that changes `image` changes it as well.
+        """
+        return None
+
     def video(self, frames: np.ndarray[Any, Any], fps: float) -> Item:
         """Make an item of one video, uint8 [frames, height, width, 3] at `fps` per second."""
         raise Unsupported("this model does not support video", param="messages")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -35,20 +36,9 @@ def read_sound(data: bytes, rate: int = 16000) -> Samples:
     Raises RequestError for a malformed, truncated, empty or too long file, Unsupported if the
     package soundfile is missing.
     """
-    try:
-        import soundfile
-    except (ImportError, OSError) as error:
-        raise Unsupported(f"audio requires the package soundfile: {error}") from None
-    try:
-        with soundfile.SoundFile(io.BytesIO(data)) as file:
-            check_header(file)
-            samples, count = decode(file, rate)
-            declared, kind = file.frames, file.format
-    except soundfile.LibsndfileError as error:
-        raise RequestError(
-            f"the audio file cannot be read ({error.error_string}); send {', '.join(FORMATS)}",
-            param="file",
-        ) from None
+    with open_sound(data) as file:
+        samples, count = decode(file, rate)
+        declared, kind = file.frames, file.format
     if cut_off(data, kind, declared, count):
         raise RequestError("the audio file is truncated", param="file")
     if not len(samples):
@@ -56,6 +46,33 @@ def read_sound(data: bytes, rate: int = 16000) -> Samples:
     if not np.isfinite(samples).all():
         raise RequestError("the audio file contains NaN or Inf", param="file")
     return samples
+
+
+def measure_sound(data: bytes) -> int:
+    """The samples of all channels of an audio file, as its header states them.
+
+    Raises RequestError and Unsupported as `read_sound`, as far as the header shows it.
+    """
+    with open_sound(data) as file:
+        return int(file.frames * file.channels)
+
+
+@contextmanager
+def open_sound(data: bytes) -> Iterator[Any]:
+    """An audio file whose header was checked. Raises RequestError and Unsupported."""
+    try:
+        import soundfile
+    except (ImportError, OSError) as error:
+        raise Unsupported(f"audio requires the package soundfile: {error}") from None
+    try:
+        with soundfile.SoundFile(io.BytesIO(data)) as file:
+            check_header(file)
+            yield file
+    except soundfile.LibsndfileError as error:
+        raise RequestError(
+            f"the audio file cannot be read ({error.error_string}); send {', '.join(FORMATS)}",
+            param="file",
+        ) from None
 
 
 def check_header(file: Any) -> None:

@@ -1,129 +1,94 @@
 """Preparation of media in a worker process with limits on memory and time.
 
-Files may be hostile: the server's own process never decodes them, and a worker that takes too long
-is killed.
+The owners of requests take turns (`core/turns.py`). A worker that takes too long is killed.
 """
 
 from __future__ import annotations
 
-import os
+import asyncio
 import signal
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
+from contextvars import ContextVar, copy_context
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from ostro.core.errors import (
-    OstroError,
-    Overloaded,
-    RequestError,
-    describe_error,
-    rebuild_error,
-)
-from ostro.core.media.inputs import Inputs
+from ostro.core.errors import Overloaded, RequestError, rebuild_error
+from ostro.core.media import process
 from ostro.core.media.parts import check_count
+from ostro.core.media.process import (
+    ArrayReply,
+    DecodeRequest,
+    ErrorReply,
+    ItemReply,
+    MeasureReply,
+    MeasureRequest,
+    MediaSource,
+    Message,
+    PlaceRequest,
+    PrepareRequest,
+    PromptReply,
+    Reply,
+)
 from ostro.core.messages.arrays import Array, sweep
 from ostro.core.messages.prompt import Item, Prompt
-from ostro.core.records import Import, resolve
-from ostro.core.worker import WorkerProcess, frame
+from ostro.core.records import Import
+from ostro.core.turns import OWNER, FairThreads
+from ostro.core.worker import WorkerProcess
 
 if TYPE_CHECKING:
     from ostro.core.media.decode import Pixels
     from ostro.core.media.sound import Samples
 
-MEMORY = 16 << 30
-"""Limit on the worker's address space in bytes; libraries map more than they use."""
 SECONDS = 120.0
-"""Time limit for the media of one request, in seconds."""
+"""Time limit for the media of one request, in seconds of the worker process."""
+LATE = f"took longer than {SECONDS:.0f} s"
 GONE = "the server is shutting down"
-THREADS = 2
-"""Threads that fetch media and wait for the worker; one can fetch while the other waits."""
+THREADS = 16
+"""Requests whose media are fetched and prepared at once."""
+OWN_THREADS = 2
+"""Those of one owner; one can fetch while the other waits for the worker."""
+MAX_PIXELS = 512 << 20
+"""Pixels of all images and videos of one request."""
+MAX_SAMPLES = 1 << 29
+"""Samples of all sounds of one request, those of all channels."""
+MAX_ARRAYS = 4 << 30
+"""Bytes of the arrays of all items of one request."""
+TURN = 1.0
+"""Seconds after which the turn of an owner ends, with the file that is decoded then."""
+T = TypeVar("T")
 
 
-class MediaSource(msgspec.Struct, frozen=True):
-    """One image, video or audio of a request: its kind and the contents of its file."""
+@dataclass
+class Usage:
+    """The worker's time that a request of an owner has used, and whether its client has left.
 
-    kind: str
-    data: bytes
+    turn: the time at the end of its turn.
+    """
 
-
-class PrepareRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A request to the worker: prepare media and place them in a prompt."""
-
-    tokens: list[int]
-    sources: list[MediaSource]
-
-
-class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A request to the worker: decode an image file, or an audio file to samples at `rate` Hz."""
-
-    source: MediaSource
-    rate: int = 0
+    owner: str
+    seconds: float = 0.0
+    turn: float = TURN
+    cancelled: bool = False
 
 
-class ErrorReply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A reply of the worker: an OstroError, by the fields of `describe_error`."""
-
-    kind: str
-    message: str
-    param: str | None = None
-    status: int | None = None
-    code: str | None = None
-
-
-class PrepareReply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A reply of the worker: the prompt, with its arrays in shared memory."""
-
-    prompt: Prompt
-
-
-class ArrayReply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A reply of the worker: pixels or samples, in shared memory."""
-
-    array: Array
-
-
-def prepare(inputs: Inputs, tokens: Sequence[int], sources: Sequence[MediaSource]) -> Prompt:
-    """Decode media and place them in a prompt. Raises RequestError or Unsupported."""
-    return inputs.expand_placeholders(tokens, [make_item(inputs, source) for source in sources])
-
-
-def make_item(inputs: Inputs, source: MediaSource) -> Item:
-    from ostro.core.media.decode import read_image, read_video
-    from ostro.core.media.sound import read_sound
-
-    try:
-        if source.kind == "image":
-            return inputs.image(read_image(source.data))
-        if source.kind == "video":
-            return inputs.video(*read_video(source.data))
-        return inputs.audio(read_sound(source.data, inputs.rate))
-    except RequestError as error:
-        error.param = "messages"
-        raise
-
-
-def decode(request: DecodeRequest) -> Pixels | Samples:
-    """The pixels of an image file, or the samples of an audio file."""
-    from ostro.core.media.decode import read_image
-    from ostro.core.media.sound import read_sound
-
-    data = request.source.data
-    return read_image(data) if request.source.kind == "image" else read_sound(data, request.rate)
+USAGE: ContextVar[Usage] = ContextVar("USAGE")
+"""The usage of the request whose work runs in a thread of `MediaWorker.run`."""
 
 
 class MediaWorker:
     """The worker process that prepares media for one model.
 
-    It starts with the first request and is replaced when it dies. Methods are thread-safe; requests
-    run one at a time. `threads` is an executor for callers that must not block.
+    It starts with the first request and is replaced when it dies. Methods are thread-safe and
+    block, except `run`, which is for callers that must not. The process does one thing at a time:
+    owners take turns, and a turn ends after `TURN` and the file that is decoded then.
     """
 
     def __init__(
@@ -140,7 +105,8 @@ class MediaWorker:
         """
         self.inputs, self.raw, self.folder = inputs, raw, folder
         self.closed = False
-        self.threads = ThreadPoolExecutor(THREADS, "ostro-media")
+        self._requests = FairThreads(THREADS, "ostro-media", OWN_THREADS)
+        self._turns = FairThreads(1, "ostro-media-turn")
         self._lock = threading.Lock()
         self._worker = WorkerProcess(sweep, clock=clock)
 
@@ -149,16 +115,44 @@ class MediaWorker:
         """The id of the process, None before it starts."""
         return self._worker.pid
 
-    def prepare(self, tokens: Sequence[int], sources: Sequence[MediaSource]) -> Prompt:
-        """Place media in a prompt; large arrays stay in shared memory.
+    async def run(self, work: Callable[[], T]) -> T:
+        """Run work that calls the other methods, in a thread, and return its result.
 
-        Raises RequestError for media that cannot be decoded, Unsupported for kinds that the model
-        does not support, Overloaded if the process was killed.
+        The time limit applies to all its calls together. After a cancellation nothing more is
+        decoded for it. Raises Overloaded if the worker is closed meanwhile.
+        """
+        usage, context = Usage(OWNER.get()), copy_context()
+        context.run(USAGE.set, usage)
+        if self.closed:
+            raise Overloaded(GONE)
+        try:
+            future = self._requests.submit(usage.owner, partial(context.run, work))
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            usage.cancelled = True
+            if self.closed:  # which cancels what waits
+                raise Overloaded(GONE) from None
+            raise
+
+    def prepare(
+        self,
+        tokens: Sequence[int],
+        sources: Sequence[MediaSource],
+        check: Callable[[int], object] = lambda length: None,
+    ) -> Prompt:
+        """Place media in a prompt; large arrays stay in shared memory. Equal ones share them.
+
+        check: called before anything is decoded with the number of tokens that the prompt will at
+        least have; raises an error for too many. Raises RequestError for media that are too large
+        or cannot be decoded, Unsupported for kinds that the model does not support, Overloaded if
+        the process was killed.
         """
         check_count(sources)
-        reply = self._ask(PrepareRequest(tokens=list(tokens), sources=list(sources)))
-        assert isinstance(reply, PrepareReply)
-        return reply.prompt
+        usage = self._usage()
+        steps = self._prepare(usage, tokens, sources, check)
+        while (prompt := self._take_turn(usage, partial(next, steps))) is None:
+            pass
+        return prompt
 
     def listen(self, data: bytes, rate: int) -> Samples:
         """Decode an audio file; see `read_sound`."""
@@ -172,23 +166,77 @@ class MediaWorker:
             error.param = "image"
             raise
 
+    def close(self) -> None:
+        """End the process. Requests that run or wait fail with Overloaded."""
+        self.closed = True
+        self._worker.kill()  # the thread that waits for a reply fails and releases the lock
+        with self._lock:
+            self._worker.stop()
+        self._turns.close()
+        self._requests.close()
+
+    def _usage(self) -> Usage:
+        """The usage of the request whose work this thread runs, or a new one."""
+        return USAGE.get(None) or Usage(OWNER.get())
+
+    def _take_turn(self, usage: Usage, work: Callable[[], T]) -> T:
+        """Do work with the process in the next turn of the owner."""
+        if self.closed:
+            raise Overloaded(GONE)
+        usage.turn = usage.seconds + TURN
+        try:
+            return self._turns.submit(usage.owner, work).result()
+        except CancelledError:
+            raise Overloaded(GONE) from None
+
+    def _prepare(
+        self,
+        usage: Usage,
+        tokens: Sequence[int],
+        sources: Sequence[MediaSource],
+        check: Callable[[int], object],
+    ) -> Iterator[Prompt | None]:
+        """The steps of `prepare`, each of them one turn: None, and last the prompt."""
+        distinct = {source: index for index, source in enumerate(dict.fromkeys(sources))}
+        measured = dict[MediaSource, MeasureReply]()
+        for source in distinct:
+            if usage.seconds >= usage.turn:
+                yield None
+            measured[source] = self._ask(usage, MeasureRequest(source=source), MeasureReply)
+        check_sizes([(source.kind, reply.size) for source, reply in measured.items()])
+        check(len(tokens) + sum((measured[source].tokens or 1) - 1 for source in sources))
+        items = list[Item]()
+        try:
+            for source in distinct:
+                if usage.seconds >= usage.turn:
+                    yield None
+                items.append(self._ask(usage, PrepareRequest(source=source), ItemReply).item)
+                check_arrays(sum(item.nbytes for item in items))
+            indices = [distinct[source] for source in sources]
+            place = PlaceRequest(tokens=list(tokens), items=items, indices=indices)
+            yield self._ask(usage, place, PromptReply).prompt
+        except BaseException:
+            for item in items:
+                item.drop()
+            raise
+
     def _decode(self, request: DecodeRequest) -> Any:
-        reply = self._ask(request)
-        assert isinstance(reply, ArrayReply)
+        usage = self._usage()
+        reply = self._take_turn(usage, partial(self._ask, usage, request, ArrayReply))
         return reply.array.numpy()
 
-    def _ask(self, request: PrepareRequest | DecodeRequest) -> PrepareReply | ArrayReply:
-        """Send a request and return its reply. Raises the error of an ErrorReply."""
-        data = msgspec.msgpack.encode(request)
+    def _ask(self, usage: Usage, message: Message, kind: type[T]) -> T:
+        """Send a message and return its reply. Raises the error of an ErrorReply."""
+        if usage.cancelled:
+            raise Overloaded("the client has left")
+        if usage.seconds >= SECONDS:
+            raise failed(LATE)
+        data = msgspec.msgpack.encode(message)
         with self._lock:
+            begun = self._worker.clock()
             try:
-                reply = msgspec.msgpack.decode(
-                    self._exchange(data), type=PrepareReply | ArrayReply | ErrorReply
-                )
-                if isinstance(reply, PrepareReply):
-                    return PrepareReply(prompt=reply.prompt.change(Array.take))
-                if isinstance(reply, ArrayReply):
-                    return ArrayReply(array=reply.array.read())
+                data = self._exchange(data, begun + SECONDS - usage.seconds)
+                reply = take(msgspec.msgpack.decode(data, type=Reply | ErrorReply))
             except (OSError, EOFError) as error:
                 late = isinstance(error, TimeoutError)
                 killed = not late and self._was_killed()
@@ -199,95 +247,71 @@ class MediaWorker:
                     raise Overloaded(
                         "the process that prepares media was killed; try again"
                     ) from None
-                why = f"took longer than {SECONDS:.0f} s" if late else "crashed the worker"
-                raise RequestError(
-                    f"preparing the media {why}; send smaller ones", param="messages"
-                ) from None
-        raise rebuild_error(reply.kind, reply.message, reply.param, reply.status, reply.code)
-
-    def close(self) -> None:
-        """End the process. Requests that run or wait fail with Overloaded."""
-        self.closed = True
-        self._worker.kill()  # the thread that waits for a reply fails and releases the lock
-        with self._lock:
-            self._worker.stop()
-        self.threads.shutdown(wait=False, cancel_futures=True)
+                raise failed(LATE if late else "crashed the worker") from None
+            finally:
+                usage.seconds += self._worker.clock() - begun
+        if isinstance(reply, ErrorReply):
+            raise rebuild_error(reply.kind, reply.message, reply.param, reply.status, reply.code)
+        assert isinstance(reply, kind)
+        return reply
 
     def _was_killed(self) -> bool:
         """Whether a process that has ended was killed: a file may crash it, but not kill it."""
         return self._worker.pid is not None and self._worker.wait() == -signal.SIGKILL
 
-    def _exchange(self, data: bytes) -> bytes:
-        """Send an encoded request, return the reply. Raises EOFError, OSError or TimeoutError."""
-        deadline = self._worker.clock() + SECONDS
+    def _exchange(self, data: bytes, deadline: float) -> bytes:
+        """Send an encoded message, return the reply. Raises EOFError, OSError or TimeoutError."""
         if self.closed:
             raise Overloaded(GONE)
         if not self._worker.running:
-            self._worker.start([sys.executable, "-P", "-m", __name__], environment())
+            command = [sys.executable, "-P", "-m", process.__name__]
+            self._worker.start(command, process.environment())
             setup = msgspec.msgpack.encode([self.inputs, self.raw, str(self.folder)])
             self._worker.send(setup, deadline)
         self._worker.send(data, deadline)
         return self._worker.receive(deadline)
 
 
-def environment() -> dict[str, str]:
-    """The environment of the worker: that of this process, with its import path."""
-    paths = os.pathsep.join(dict.fromkeys(filter(None, sys.path)))
-    return {**os.environ, "PYTHONPATH": paths}
+def failed(why: str) -> RequestError:
+    """The error for media that cannot be prepared."""
+    return RequestError(f"preparing the media {why}; send smaller ones", param="messages")
 
 
-# The worker process
-
-
-def answer(make: Callable[[], Inputs], data: bytes) -> PrepareReply | ArrayReply | ErrorReply:
-    """Handle one request. Errors become an ErrorReply."""
-    try:
-        request = msgspec.msgpack.decode(data, type=PrepareRequest | DecodeRequest)
-        if isinstance(request, DecodeRequest):
-            return ArrayReply(array=Array.of(decode(request)).share())
-        prompt = prepare(make(), request.tokens, request.sources)
-        return PrepareReply(prompt=prompt.change(Array.share))
-    except OstroError as error:
-        reply = ErrorReply(**describe_error(error))
-    except MemoryError:
-        message = "preparing the media exceeds the memory limit; send smaller ones"
-        reply = ErrorReply(kind="RequestError", message=message, param="messages")
-    except Exception:
-        traceback.print_exc()
-        message = "the media could not be prepared; see the server's log"
-        reply = ErrorReply(kind="OstroError", message=message, param="messages")
-    sweep(os.getpid())
+def take(reply: Reply | ErrorReply) -> Reply | ErrorReply:
+    """A reply with its arrays taken over from the worker. Raises OSError if one is missing."""
+    if isinstance(reply, ItemReply):
+        return ItemReply(item=reply.item.change(Array.take))
+    if isinstance(reply, PromptReply):
+        return PromptReply(prompt=reply.prompt.change(Array.take))
+    if isinstance(reply, ArrayReply):
+        return ArrayReply(array=reply.array.read())
     return reply
 
 
-def limit_resources() -> None:
-    """Limit the memory of this process, within the limit of the server, and disable core dumps."""
-    try:
-        import resource
-    except ImportError:  # not Unix: the time limit of the parent remains
-        return
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    memory = MEMORY if hard == resource.RLIM_INFINITY else min(MEMORY, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+def check_sizes(sizes: Sequence[tuple[str, int]]) -> None:
+    """Raise RequestError for media of a request that are too large together.
+
+    sizes: the kind of each, and its pixels or samples.
+    """
+    pixels = sum(size for kind, size in sizes if kind != "audio")
+    samples = sum(size for kind, size in sizes if kind == "audio")
+    for total, most, what in (
+        (pixels, MAX_PIXELS, "pixels"),
+        (samples, MAX_SAMPLES, "samples"),
+    ):
+        if total > most:
+            raise RequestError(
+                f"the media of the request have {total / 1e6:.0f} million {what} together; the "
+                f"limit is {most / 1e6:.0f} million: send fewer or smaller ones",
+                param="messages",
+            )
 
 
-def main() -> None:
-    """Handle requests until stdin ends, which it does when the parent ends."""
-    limit_resources()
-    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # output of libraries must not mix with replies
-    reference, raw, folder = msgspec.msgpack.decode(read_frame(requests))
-    make = cache(lambda: resolve(reference)(raw, Path(folder)))
-    while data := read_frame(requests):
-        replies.write(frame(msgspec.msgpack.encode(answer(make, data))))
-        replies.flush()
-
-
-def read_frame(file: BinaryIO) -> bytes:
-    """The next frame, b"" at the end."""
-    return file.read(int.from_bytes(file.read(8), "little"))
-
-
-if __name__ == "__main__":
-    main()
+def check_arrays(used: int) -> None:
+    """Raise RequestError for a request whose items have arrays of too many bytes."""
+    if used > MAX_ARRAYS:
+        raise RequestError(
+            f"the prepared media of the request have more than {MAX_ARRAYS >> 30} GiB; send fewer "
+            "or smaller ones",
+            param="messages",
+        )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import secrets
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +44,11 @@ class Array(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
         if values.dtype.kind not in "fiub":
             raise TypeError(f"expected a numeric array, got {values.dtype}")
         return cls(dtype=values.dtype.str, shape=values.shape, data=values.tobytes())
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its values."""
+        return math.prod(self.shape) * int(self.dtype[2:])
 
     def share(self) -> Array:
         """Move a large array to a file in shared memory that only this user may read.
@@ -103,6 +110,19 @@ class Array(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
         import numpy as np
 
         return np.frombuffer(self.read().data, np.dtype(self.dtype)).reshape(self.shape)
+
+
+def change_once(change: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """`change`, called once for each array: equal items of a message share their arrays."""
+    changed: dict[str | int, Array] = {}
+
+    def change_new(array: Array) -> Array:
+        known = array.file or id(array)
+        if known not in changed:
+            changed[known] = change(array)
+        return changed[known]
+
+    return change_new
 
 
 def name_file() -> Path:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import msgspec
 from msgspec.structs import replace
 
-from ostro.core.messages.arrays import Array
+from ostro.core.messages.arrays import Array, change_once
 
 
 class Item(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +39,20 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
     tokens: tuple[int, ...] = ()
     pad: int = -1
 
+    def drop(self) -> None:
+        """Remove the files of its arrays."""
+        for array in self.arrays.values():
+            array.drop()
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its arrays."""
+        return sum(array.nbytes for array in self.arrays.values())
+
+    def change(self, change: Callable[[Array], Array]) -> Item:
+        """The item with `change` applied to its arrays."""
+        return replace(self, arrays={name: change(array) for name, array in self.arrays.items()})
+
     @property
     def first(self) -> int:
         """The first token that needs its features."""
@@ -62,18 +76,14 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     positions: Array | None = None
 
     def change(self, change: Callable[[Array], Array]) -> Prompt:
-        """The prompt with `change` applied to the arrays of its items."""
-        items = [
-            replace(item, arrays={name: change(array) for name, array in item.arrays.items()})
-            for item in self.items
-        ]
-        return replace(self, items=items)
+        """The prompt with `change` applied to the arrays of its items, once to each."""
+        change = change_once(change)
+        return replace(self, items=[item.change(change) for item in self.items])
 
     def drop(self) -> None:
         """Remove the files of its arrays."""
         for item in self.items:
-            for array in item.arrays.values():
-                array.drop()
+            item.drop()
 
 
 def content_key(*facts: object) -> bytes:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import httpx
 
 MAX_BYTES = 64 << 20
-"""Bytes of all media of one request."""
+"""Bytes of all media of one request, equal URLs once."""
 SECONDS = 20.0
 """Time limit for all media of one request, in seconds."""
 REDIRECTS = 3
@@ -70,36 +70,50 @@ NOT_PUBLIC_V6 = [
 
 
 def fetch_all(sources: Sequence[str]) -> list[bytes]:
-    """The bytes behind the data: and http(s): URLs of one request.
+    """The bytes behind the data: and http(s): URLs of one request. Equal URLs are read once.
 
     Raises RequestError for a URL that is malformed, not public, too large or too slow.
     """
-    deadline, left, found = time.monotonic() + SECONDS, MAX_BYTES, list[bytes]()
-    for source in sources:
-        scheme = source.partition(":")[0].lower()
+    deadline, left, found = time.monotonic() + SECONDS, MAX_BYTES, dict[str, bytes]()
+    for source in dict.fromkeys(sources):
+        scheme = source[:8].partition(":")[0].lower()
         if scheme == "data":
-            found.append(read_data(source))
+            found[source] = read_data(source, left)
         elif scheme in ("http", "https"):
-            found.append(download(source, deadline, left))
+            found[source] = download(source, deadline, left)
         else:
             raise RequestError(
                 f"expected a data: or http(s): URL, got {source[:40]!r}", param="messages"
             )
-        left -= len(found[-1])
-    return found
+        left -= len(found[source])
+    return [found[source] for source in sources]
 
 
-def read_data(source: str) -> bytes:
-    """The contents of a data: URL (RFC 2397). Raises RequestError if it is malformed."""
-    head, comma, body = source.partition(",")
-    if not comma:
+def read_data(source: str, limit: int) -> bytes:
+    """The contents of a data: URL (RFC 2397).
+
+    Raises RequestError if it is malformed, or has more than `limit` bytes.
+    """
+    comma = source.find(",")
+    if comma < 0:
         raise RequestError("a data: URL has no comma before its data", param="messages")
-    if not head.lower().endswith(";base64"):
-        return unquote_to_bytes(body)
+    body = source[comma + 1 :]
+    if not source[:comma].lower().endswith(";base64"):
+        check_size(len(data := unquote_to_bytes(body)), limit, "data: URLs")
+        return data
+    check_size(len(body) // 4 * 3 - 2, limit, "data: URLs")  # without the padding
     try:
         return base64.b64decode(body, validate=True)
     except (binascii.Error, ValueError):
         raise RequestError("the contents of a data: URL are not base64", param="messages") from None
+
+
+def check_size(size: int, limit: int, what: str) -> None:
+    """Raise RequestError for media of more than `limit` bytes."""
+    if size > limit:
+        raise RequestError(
+            f"{what}: more than {MAX_BYTES >> 20} MiB of media in one request", param="messages"
+        )
 
 
 def download(source: str, deadline: float, limit: int) -> bytes:
@@ -183,11 +197,7 @@ def receive(chunks: Iterable[bytes], host: str, deadline: float, limit: int) -> 
     data = bytearray()
     for chunk in chunks:
         data += chunk
-        if len(data) > limit:
-            raise RequestError(
-                f"{host}: more than {MAX_BYTES >> 20} MiB of media in one request",
-                param="messages",
-            )
+        check_size(len(data), limit, host)
         check_time(host, deadline)
     check_time(host, deadline)  # a body without a length ends where the connection was cut
     return bytes(data)

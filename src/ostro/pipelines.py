@@ -10,8 +10,9 @@ from ostro.core.chat import ChatTemplate, missing_template, prompt_tokens
 from ostro.core.chat.messages import TemplateFeatures
 from ostro.core.ipc.client import AsyncEngine
 from ostro.core.media.parts import RequestMedium, check_count, split_media
+from ostro.core.media.process import MediaSource
 from ostro.core.media.sound import Samples, resample
-from ostro.core.media.worker import MediaSource, MediaWorker
+from ostro.core.media.worker import MediaWorker
 from ostro.core.messages.outputs import Finish, JobOutput, TokenLogprobs, TokenOutput
 from ostro.core.messages.requests import DEFAULT as DEFAULT_MODEL
 from ostro.core.messages.requests import AdapterRef, Dry, PoolingRequest, Sampling, TokenRequest

@@ -183,7 +183,7 @@ def test_a_missing_preprocessor(server: RunningServer) -> None:
 
 def test_more_rows_than_the_context(server: RunningServer, expected: str) -> None:
     response = ask(server, *[shown(LARGE)] * 40, "hello")
-    refused(response, 400, "the context is 2048 tokens", "prompt")
+    refused(response, 400, "the context is 2048 tokens", "messages")
     assert response.json()["error"]["code"] == "context_length_exceeded"
     assert reply_of(ask(server, shown(LARGE), "hello")) == expected
 
@@ -242,10 +242,16 @@ def test_media_that_harm_the_worker_are_rejected(
     assert reply_of(ask(server, shown(LARGE), "hello")) == expected
     worker = media_worker_of(server)
     first = worker.pid
-    # A reading of the clock moves it: it passes the deadline after the request is sent.
-    times, step = count(), SECONDS * 0.6 if deed == "sleep" else 0.0
+    # The clock passes the deadline after the message for the second item.
+    now, sent, send = [0.0], count(1), worker._worker.send
+
+    def note(data: bytes, deadline: float) -> None:
+        send(data, deadline)
+        now[0] = 2 * SECONDS if deed == "sleep" and next(sent) >= 4 else 0.0
+
     with monkeypatch.context() as patch:
-        patch.setattr(worker._worker, "clock", lambda: next(times) * step)
+        patch.setattr(worker._worker, "send", note)
+        patch.setattr(worker._worker, "clock", lambda: now[0])
         refused(ask(server, shown(LARGE), image(hostile(deed)), "x"), status, reason, "messages")
     assert reply_of(ask(server, shown(LARGE), "hello")) == expected
     assert (media_worker_of(server).pid == first) == (deed in ("swell", "fail"))

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -23,8 +23,17 @@ if TYPE_CHECKING:
 MAX_IMAGES = 10
 MAX_PROMPT = 32_000
 """The largest number of characters of a prompt."""
+IMAGES = (None, None, None, 3)
+"""The shape of the images of a job: [n, height, width, 3]."""
 MAX_PIXELS = 2**25
 """The largest number of pixels of an image, whatever the model supports."""
+RANGES = (
+    ("n", 1, MAX_IMAGES),
+    ("previews", 0, 50),
+    ("seed", 0, 2**63 - 11),
+    ("steps", 1, 10_000),
+)
+"""The least and the largest values of options; models have limits of their own."""
 
 
 class Drawing(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +56,7 @@ class Drawing(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Raise RequestError for values out of range."""
-        for name, low, high in (("n", 1, MAX_IMAGES), ("previews", 0, 50), ("seed", 0, 2**63 - 11)):
+        for name, low, high in RANGES:
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
                 raise RequestError(f"{name}={value} is not within {low}..{high}", param=name)
@@ -58,6 +67,8 @@ class Images:
 
     def __init__(self, model: ServedModel, engine: AsyncEngine) -> None:
         self.model, self.engine, self.name = model, engine, model.name
+        assert model.media_worker is not None, "architectures of the task draw have inputs"
+        self.media_worker = model.media_worker
 
     @cached_property
     def inputs(self) -> Inputs:
@@ -121,15 +132,19 @@ class Images:
             drawing = msgspec.convert(options, Drawing)
         except msgspec.ValidationError as error:
             raise RequestError(f"drawing: {error}") from None
-        request, usage = await asyncio.to_thread(self.prepare, prompt, drawing, image)
+        work = partial(self.prepare, prompt, drawing, image)
+        request, usage = await (
+            asyncio.to_thread(work) if image is None else self.media_worker.run(work)
+        )
         request = replace(request, adapters=tuple(adapters))
         previews = 0
         async with aclosing(self.engine.work(request)) as outputs:
             async for output in outputs:
                 final = output.finish == "stop"
                 images = []
-                if "images" in output.arrays and (final or previews < drawing.previews):
-                    images = pil_images(output.arrays["images"])
+                if final or ("images" in output.arrays and previews < drawing.previews):
+                    pixels = self.model.job_array(output.arrays, "images", "|u1", IMAGES)
+                    images = pil_images(pixels)
                     previews += 1
                 generations = list(output.generations) if final and adapters else None
                 yield ImageProgress(output.done, output.total, images, final, generations, usage)
@@ -167,8 +182,7 @@ class Images:
 
         if not isinstance(image, bytes):
             return image
-        assert self.model.media_worker is not None, "architectures of the task draw have inputs"
-        return Image.fromarray(self.model.media_worker.look(image))
+        return Image.fromarray(self.media_worker.look(image))
 
 
 def check_size(width: int, height: int) -> None:

@@ -83,7 +83,8 @@ class Speech:
             async for last in outputs:
                 if progress is not None:
                     progress(last.done, last.total)
-        samples, rate = last.arrays["samples"].numpy(), int(last.arrays["rate"].numpy()[0])
+        samples = self.model.job_array(last.arrays, "samples", "<f4", (None,)).numpy()
+        rate = int(self.model.job_array(last.arrays, "rate", "<i8", (1,)).numpy()[0])
         frames = last.arrays.get("frames")
         return Sound(
             samples,

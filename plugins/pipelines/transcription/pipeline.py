@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ class Transcription:
         if model.architecture.inputs is None:
             raise Unsupported(f"{model.name} does not accept audio")
         self.model, self.engine = model, engine
+        assert model.media_worker is not None, "the architecture has inputs"
+        self.media_worker = model.media_worker
         self.audio_model: AudioModel = resolve(model.architecture.inputs)(
             model.raw_config, model.path
         )
@@ -52,7 +54,7 @@ class Transcription:
         AdapterError for unknown `adapters`.
         """
         task = self.new_task(options, adapters)
-        spectrum = await asyncio.to_thread(self.compute_spectrum, audio)
+        spectrum = await self.media_worker.run(partial(self.compute_spectrum, audio))
         segments = [segment async for segment in task.segments(spectrum)]
         return Transcript(
             text="".join(segment.text for segment in segments).strip(),
@@ -67,7 +69,7 @@ class Transcription:
     async def stream(self, audio: Any, task: TranscriptionState) -> AsyncGenerator[Segment, None]:
         """The segments of audio, as soon as each window is transcribed; see `transcribe`."""
         assert isinstance(task, TranscriptionTask), "`task` is one of `new_task`"
-        spectrum = await asyncio.to_thread(self.compute_spectrum, audio)
+        spectrum = await self.media_worker.run(partial(self.compute_spectrum, audio))
         async with aclosing(task.segments(spectrum)) as segments:
             async for segment in segments:
                 yield segment
@@ -90,10 +92,7 @@ class Transcription:
             except OSError as error:
                 raise UsageError(f"{audio}: {error.strerror}") from None
         if isinstance(audio, bytes | bytearray | memoryview):
-            assert self.model.media_worker is not None, (
-                "architectures of the task transcribe have inputs"
-            )
-            audio = self.model.media_worker.listen(bytes(audio), rate)
+            audio = self.media_worker.listen(bytes(audio), rate)
         samples = np.asarray(audio, np.float32)
         if samples.ndim != 1 or not np.isfinite(samples).all():
             raise RequestError("expected samples float32 [n], one channel, all finite")

@@ -8,10 +8,12 @@ from io import BytesIO
 import numpy as np
 import pytest
 from PIL import Image
+from PIL.ImageFile import ImageFile
+from PIL.WebPImagePlugin import WebPImageFile
 
 from ostro.core.errors import RequestError, Unsupported
 from ostro.core.media import decode
-from ostro.core.media.decode import read_image, read_video
+from ostro.core.media.decode import measure_image, measure_video, read_image, read_video
 
 
 def picture(width: int = 5, height: int = 3, mode: str = "RGB") -> Image.Image:
@@ -99,6 +101,48 @@ def test_a_video_that_is_none_or_too_long(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(decode, "MAX_PIXELS", 100)
     with pytest.raises(RequestError, match="pixels"):
         read_video(animation(2))
+
+
+def test_headers_have_the_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No pixel is decoded. A GIF does not state how many frames it has."""
+    film = animation(6)
+    gif = saved(picture(8, 8), "GIF", save_all=True, append_images=[picture(8, 8, "1")] * 3)
+    files = [saved(picture(7, 4), form) for form in decode.FORMATS]
+
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("pixels are decoded")
+
+    for kind in (WebPImageFile, ImageFile):
+        monkeypatch.setattr(kind, "load", refuse)
+    assert [measure_image(data) for data in files] == [(7, 4)] * len(files)
+    assert measure_image(bomb(100, 100)) == (100, 100)
+    assert measure_video(film) == 6 * 64 and measure_video(gif) == 64
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (bomb(9000, 9000), "the image has 81 million pixels"),
+        (b"", "the image cannot be read"),
+        (saved(picture(), "PDF"), "the image cannot be read"),
+    ],
+)
+def test_headers_are_refused_as_files(data: bytes, said: str) -> None:
+    for read in (measure_image, read_image):
+        with pytest.raises(RequestError, match=said):
+            read(data)
+
+
+def test_headers_of_videos_are_refused_as_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "MAX_FRAMES", 4)
+    with pytest.raises(RequestError, match="more than 4 frames"):
+        measure_video(animation(5))
+    monkeypatch.setattr(decode, "MAX_PIXELS", 100)
+    with pytest.raises(RequestError, match="the video has 0 million pixels"):
+        measure_video(animation(2))
+    for data in (b"GIF89a", b"no film"):
+        with pytest.raises((RequestError, Unsupported), match="video"):
+            measure_video(data)
 
 
 def test_no_frames_at_all(monkeypatch: pytest.MonkeyPatch) -> None:

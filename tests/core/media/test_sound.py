@@ -14,7 +14,7 @@ import soundfile
 
 from ostro.core.errors import RequestError
 from ostro.core.media import sound as module
-from ostro.core.media.sound import read_sound, resample
+from ostro.core.media.sound import measure_sound, read_sound, resample
 
 FILES = [
     ("WAV", "PCM_16", 1e-4),
@@ -227,6 +227,16 @@ def test_sound_is_refused_from_its_header(monkeypatch: pytest.MonkeyPatch) -> No
             with pytest.raises(RequestError, match=r"million samples .* limit is 1 million") as got:
                 read_sound(data)
         assert got.value.param == "file"
+
+
+def test_headers_have_the_samples_of_all_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No sample is decoded."""
+    monkeypatch.setattr(module, "decode", None)
+    assert measure_sound(flac(1000, channels=2)) == 2000
+    assert measure_sound(wav(bytes(3200))) == 1600
+    for data, said in ((b"none", "cannot be read"), (flac(1, rate=500_000), "sample rate")):
+        with pytest.raises(RequestError, match=said):
+            measure_sound(data)
 
 
 def test_sound_without_a_length_is_decoded_up_to_the_limit(

@@ -33,16 +33,15 @@ from ostro.core.errors import (
     RequestError,
     Unsupported,
 )
-from ostro.core.media.worker import (
+from ostro.core.media.process import (
     MEMORY,
-    SECONDS,
     ErrorReply,
     MediaSource,
-    MediaWorker,
     PrepareRequest,
     answer,
-    prepare,
+    make_item,
 )
+from ostro.core.media.worker import SECONDS, MediaWorker
 from ostro.core.messages.arrays import Array
 from ostro.core.messages.prompt import Prompt
 
@@ -100,6 +99,18 @@ def reading_clock() -> Callable[[], float]:
     return lambda: next(times) * 0.6 * SECONDS
 
 
+def late_after(patch: pytest.MonkeyPatch, shop: MediaWorker, messages: int) -> None:
+    """Let a clock pass the time limit once the worker process has got so many messages."""
+    now, sent, send = [0.0], count(1), shop._worker.send
+
+    def note(data: bytes, deadline: float) -> None:
+        send(data, deadline)
+        now[0] = 2 * SECONDS if next(sent) >= messages else 0.0
+
+    patch.setattr(shop._worker, "send", note)
+    patch.setattr(shop._worker, "clock", lambda: now[0])
+
+
 def good(shop: MediaWorker, data: bytes = SMALL) -> Prompt:
     return shop.prepare([7, PLACE, 8], [MediaSource("image", data)])
 
@@ -110,7 +121,8 @@ def test_a_process_prepares_what_is_prepared_here(
     sources = [MediaSource("image", LARGE), MediaSource("image", SMALL)]
     tokens = [7, PLACE, 8, PLACE, 9]
     there = make().prepare(tokens, sources)
-    here = prepare(Inputs(raw, folder), tokens, sources)
+    inputs = Inputs(raw, folder)
+    here = inputs.expand_placeholders(tokens, [make_item(inputs, each) for each in sources])
     assert there.tokens == here.tokens and there.positions == here.positions
     assert [item.spans for item in there.items] == [((1, 64),), ((66, 2),)]
     for mine, other in zip(there.items, here.items, strict=True):
@@ -208,7 +220,7 @@ def test_a_slow_worker_is_killed(make: Make, monkeypatch: pytest.MonkeyPatch) ->
     expected = good(shop)
     first = shop.pid
     with monkeypatch.context() as patch:
-        patch.setattr(shop._worker, "clock", reading_clock())
+        late_after(patch, shop, 2)  # the header and the item
         with pytest.raises(RequestError, match="took longer than 120 s"):
             good(shop, hostile("sleep"))
     assert not alive(first)
@@ -314,7 +326,7 @@ def test_room_that_is_not_there(
         return done[0]
 
     monkeypatch.setattr(Array, "share", once)
-    order = PrepareRequest(tokens=[PLACE], sources=[MediaSource("image", LARGE)])
+    order = PrepareRequest(source=MediaSource("image", LARGE))
     refused = answer(lambda: Inputs(raw, folder), msgspec.msgpack.encode(order))
     assert isinstance(refused, ErrorReply) and refused.kind == "InsufficientMemory"
     assert done[0].file and leaked_shared_memory() == before

@@ -281,17 +281,35 @@ def test_all_media_of_a_request_share_bounds(
     assert fetch_all([f"{site}/ok", "data:,ab", f"{site}/once"]) == [b"pixels", b"ab", b"pixels"]
     monkeypatch.setattr(module, "MAX_BYTES", 15)
     with pytest.raises(RequestError, match="more than 0 MiB of media in one request"):
-        fetch_all([f"{site}/ok"] * 3)
+        fetch_all([f"{site}/ok#{i}" for i in range(3)])
+    for data in ("data:,0123456789", "data:;base64,MDEyMzQ1Njc4OQ=="):
+        assert fetch_all([data]) == [b"0123456789"]
+        with pytest.raises(RequestError, match="data: URLs: more than 0 MiB of media"):
+            fetch_all([f"{site}/ok", data])
     monkeypatch.setattr(module, "MAX_BYTES", 4000)
 
     def pause() -> None:
         now[0] += 250
 
     monkeypatch.setattr(Handler, "pause", pause)
-    assert fetch_all([f"{site}/slow"] * 2) == [b"pixels"] * 2
+    assert fetch_all([f"{site}/slow#{i}" for i in range(2)]) == [b"pixels"] * 2
     with pytest.raises(RequestError, match=r"within 600 s"):
-        fetch_all([f"{site}/slow"] * 3)
+        fetch_all([f"{site}/slow#{i}" for i in range(3)])
     assert fetch_all([f"{site}/ok"]) == [b"pixels"]
+
+
+def test_equal_urls_are_read_once(site: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = list[str]()
+
+    def note(source: str, *bounds: Any) -> bytes:
+        read.append(source)
+        return b"pixels"
+
+    monkeypatch.setattr(module, "download", note)
+    monkeypatch.setattr(module, "read_data", note)
+    data = "data:;base64,cGl4ZWxz"
+    assert fetch_all([f"{site}/ok", data, f"{site}/ok", data]) == [b"pixels"] * 4
+    assert read == [f"{site}/ok", data]
 
 
 @pytest.mark.parametrize(("path", "pauses"), [("/silent", 1), ("/drip", 20), ("/trickle", 20)])
