@@ -13,6 +13,7 @@ import torch
 
 from ostro.core.errors import OstroError, Overloaded, StepFailed, describe_error
 from ostro.core.plugins.isolation import reason
+from ostro.core.results import InvalidResult
 
 log = logging.getLogger(__name__)
 
@@ -34,10 +35,11 @@ class Failures:
     def of(self, error: Exception) -> OstroError:
         """Return the error that ends the requests: an OstroError itself, any other wrapped.
 
-        Logs the others, since their text does not show where they were raised. Raises the error of
-        a CUDA device that can no longer compute.
+        An InvalidResult is wrapped as well, to name its plugin. Logs the wrapped errors, since
+        their text does not show where they were raised. Raises the error of a CUDA device that can
+        no longer compute.
         """
-        if isinstance(error, OstroError):
+        if isinstance(error, OstroError) and not isinstance(error, InvalidResult):
             return error
         # After an illegal access every later call fails too. A failing synchronization shows that,
         # and its error ends the engine: ending requests one by one would never stop.
@@ -76,12 +78,18 @@ def is_out_of_memory(error: Exception) -> bool:
 LOGITS = "the logits of this request are"
 
 
-def not_finite(dtype: torch.dtype, outputs: str = LOGITS) -> StepFailed:
-    """The error of a request whose `outputs`, computed in `dtype`, contain NaN or Inf."""
-    cause = "a logits processor bans every token, or " if outputs == LOGITS else ""
-    advice = f"{cause}the weights are damaged: download the model's files again"
+def not_finite(
+    dtype: torch.dtype, outputs: str = LOGITS, processors: Iterable[str] = ()
+) -> StepFailed:
+    """The error of a request whose `outputs`, computed in `dtype`, contain NaN or Inf.
+
+    processors: descriptions of the logits processors that have changed the outputs.
+    """
+    advice = "the weights are damaged: download the model's files again"
     if dtype == torch.float16:
         advice = "load the model with --dtype bfloat16 or float32"
+    if causes := " or ".join(processors):
+        advice = f"the logits processor {causes} bans every token or returns NaN; if not, {advice}"
     name = str(dtype).removeprefix("torch.")
     return StepFailed(f"{outputs} not finite in {name}; {advice}")
 

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import msgspec
 
 from ostro.core.chat import ChatTemplate
-from ostro.core.errors import CheckpointError, RequestError, Unsupported, nearest
+from ostro.core.errors import CheckpointError, PluginError, RequestError, Unsupported, nearest
 from ostro.core.media.parts import RequestMedium
 from ostro.core.media.worker import MediaWorker
+from ostro.core.messages.arrays import Array
 from ostro.core.messages.commands import ModelInfo, ModelSpec
 from ostro.core.messages.outputs import TokenOutput
 from ostro.core.messages.prompt import Prompt
@@ -143,6 +144,25 @@ class ServedModel:
                 f"{self.name} has no tokenizer.json; download it from the model's repository"
             )
         return self.tokenizer
+
+    def job_array(
+        self, arrays: Mapping[str, Array], name: str, dtype: str, shape: Sequence[int | None]
+    ) -> Array:
+        """An array of the result of a job of the model. Raises PluginError for a wrong one.
+
+        dtype: that of `Array`. shape: None is any size.
+        """
+        array = arrays.get(name)
+        if array is not None and (array.dtype, len(array.shape)) == (dtype, len(shape)):
+            if all(size in (None, own) for size, own in zip(shape, array.shape, strict=True)):
+                return array
+        found = "no array" if array is None else f"{[*array.shape]} {array.dtype}"
+        sizes = ", ".join("n" if size is None else str(size) for size in shape)
+        raise PluginError(
+            f"architecture {self.architecture.name} ({self.architecture.model}): a job returned "
+            f"{found} as {name!r}, expected [{sizes}] {dtype}; its arrays: "
+            f"{', '.join(arrays) or 'none'}"
+        )
 
     @cached_property
     def media_worker(self) -> MediaWorker | None:

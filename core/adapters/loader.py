@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,6 +34,7 @@ from ostro.core.errors import (
     ModelNotFound,
     OstroError,
 )
+from ostro.core.failure import ordinary_errors
 from ostro.core.load.describe import target_of
 from ostro.core.load.open import open_container
 from ostro.core.nn.experts import ExpertLinear
@@ -40,7 +42,10 @@ from ostro.core.nn.storage import Storage, Stored
 from ostro.core.paths import read_regular, resolve_path
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Files, Settings, TensorInfo, resolve
+from ostro.core.results import describe_value
 from ostro.core.tokenizer import Tokenizer, load_tokenizer
+
+log = logging.getLogger(__name__)
 
 CONFIG = "adapter_config.json"
 JSON_BYTES = 10_000_000
@@ -249,8 +254,32 @@ def read_weights(path: Path, plugins: PluginManager, *, is_member: bool = False)
         open=lambda name: open_container(root / name, plugins),
         member=no_member if is_member else (lambda path: read_member(root, path, plugins)),
     )
-    read: AdapterReader = resolve(record.load)
-    return read(source)
+    origin = plugins.origin("adapters", record.name)
+    try:
+        with ordinary_errors():
+            read: AdapterReader = resolve(record.load)
+            weights = read(source)
+    except OstroError:
+        raise
+    except Exception as error:
+        log.error("%s cannot be read: %s", path.name, plugins.explain(error), exc_info=error)
+        # Only the type: the text of an unexpected error may contain paths of the server.
+        raise AdapterError(
+            f"{path.name}: {origin} raised {type(error).__name__}; see the log"
+        ) from error
+    check_read(weights, path.name, origin)
+    return weights
+
+
+def check_read(weights: object, file: str, origin: str) -> None:
+    """Raise AdapterError unless a plugin has read weights whose tensors are floats."""
+    if not isinstance(weights, AdapterWeights):
+        value = describe_value(weights)
+        raise AdapterError(f"{file}: {origin} returned {value}, expected AdapterWeights")
+    for name, tensor in weights.tensors():
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            value = describe_value(tensor)
+            raise AdapterError(f"{file}: {origin} returned {value} as {name}, expected floats")
 
 
 def read_member(root: Path, path: str, plugins: PluginManager) -> AdapterWeights:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ostro.core.device import to_device
 from ostro.core.engine.blocks import CacheGroup
+from ostro.core.engine.model_outputs import hidden_of, logits_of
 from ostro.core.ops.attention import AttentionMetadata, HostMetadata
 from ostro.core.step import Step
 
@@ -163,9 +164,9 @@ class DecodeBucket(Bucket):
         super().__init__(runner, size, size, 1, mixed=mixed)
 
     def forward(self) -> Tensors:
-        model = self.runner.model
-        hidden = model.hidden(self.step)
-        return hidden, model.logits(hidden, self.step)
+        model, vocab = self.runner.model, self.runner.sampler.vocab
+        hidden = hidden_of(model, self.step)
+        return hidden, logits_of(model, hidden, self.step, vocab)
 
 
 class PromptBucket(Bucket):
@@ -176,7 +177,7 @@ class PromptBucket(Bucket):
         super().__init__(runner, size, runner.max_sequences + 1, size, mixed=mixed)
 
     def forward(self) -> Tensors:
-        return (self.runner.model.hidden(self.step),)
+        return (hidden_of(self.runner.model, self.step),)
 
 
 B = TypeVar("B", bound=Bucket)

@@ -12,18 +12,26 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from ostro.core.adapters.adapter import EMPTY, Mixture
 from ostro.core.adapters.pool import AdapterPool, MixtureLease
 from ostro.core.adapters.registry import Registry
 from ostro.core.device import HOST, current_device, to_device
-from ostro.core.errors import OstroError, Overloaded, Unsupported
-from ostro.core.failure import PLAIN, Failures, described
+from ostro.core.errors import Overloaded, Unsupported
+from ostro.core.failure import PLAIN, Failures, described, ordinary_errors
 from ostro.core.messages.arrays import Array
 from ostro.core.messages.outputs import JobOutput, Stats
 from ostro.core.messages.requests import JobRequest
 from ostro.core.nn import JobModel
+from ostro.core.results import InvalidResult
 from ostro.core.step import ROWS, Slice
+
+DTYPES = {
+    *(torch.float16, torch.float32, torch.float64, torch.bool, torch.uint8),
+    *(torch.int8, torch.int16, torch.int32, torch.int64),
+}
+"""The dtypes of the arrays of a slice."""
 
 
 class JobEngine:
@@ -101,12 +109,13 @@ class JobEngine:
         """Run one slice of the next job. An error ends the job."""
         id, slices = self.turns.popleft()
         try:
-            with current_device(self.device):
+            with ordinary_errors(), current_device(self.device):
                 done = next(slices, None)
-            if done is None:
-                raise OstroError("the job ended without a result")
+            if not isinstance(done, Slice):
+                expected = "a Slice, the last with done == total"
+                raise InvalidResult(type(self.model), "work", done, expected)
             # Copying the arrays waits for the device, so a failed slice raises here.
-            arrays = {name: Array.of(x.cpu().numpy()) for name, x in done.arrays.items()}
+            arrays = {name: self.array_of(name, x) for name, x in done.arrays.items()}
         except Exception as error:
             self.release(id)
             cause = self.failures.of(error)
@@ -127,6 +136,13 @@ class JobEngine:
                 generations=mixture.generations if last else (),
             )
         ]
+
+    def array_of(self, name: str, value: object) -> Array:
+        """An array of a slice, on the host. Raises InvalidResult for a value that is none."""
+        if not isinstance(value, Tensor) or value.dtype not in DTYPES:
+            expected = f"a tensor of a dtype that NumPy has as {name!r}"
+            raise InvalidResult(type(self.model), "work", value, expected)
+        return Array.of(value.cpu().numpy())
 
     def stats(self) -> Stats:
         """The current counters."""

@@ -14,6 +14,7 @@ from torch.nn import Module
 from ostro.core.device import current_device
 from ostro.core.errors import InvalidTensor, OstroError
 from ostro.core.nn.model import Model
+from ostro.core.results import InvalidResult
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -50,9 +51,9 @@ def runs_model(
         except InvalidTensor as error:
             path = module_path(self.model, error.__traceback__) or "the model"
             raise InvalidTensor(f"{error.fault} ({self.model.origin})", path) from error
-        except OstroError:
-            raise
         except Exception as error:
+            if isinstance(error, OstroError) and not isinstance(error, InvalidResult):
+                raise
             if path := module_path(self.model, error.__traceback__):
                 error.add_note(f"raised in {path} ({self.model.origin})")
             raise

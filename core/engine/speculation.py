@@ -18,6 +18,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
+from operator import index
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -26,6 +27,7 @@ from ostro.core.engine.sampler import has_dry, has_penalties
 from ostro.core.engine.sequence import Sequence
 from ostro.core.messages.outputs import Stats, TokenOutput
 from ostro.core.plugins.isolation import reason
+from ostro.core.results import InvalidResult
 
 log = logging.getLogger(__name__)
 
@@ -149,18 +151,27 @@ class Speculation:
         """
         started = perf_counter()
         try:
-            proposed = self.proposer.propose(requests)
-            drafts = [
-                list(tokens[: request.count])
-                for tokens, request in zip(proposed, requests, strict=True)
-            ]
-            if any(not 0 <= token < self.vocab for tokens in drafts for token in tokens):
-                raise ValueError(f"a proposed token is not within 0..{self.vocab - 1}")
+            drafts = self.read_drafts(self.proposer.propose(requests), requests)
         except Exception as error:
             self.turn_off(error)
             return [[] for _ in requests]
         if most := max(map(len, drafts)):
             self.costs.add_draft((perf_counter() - started) / most)
+        return drafts
+
+    def read_drafts(self, proposed: Any, requests: Rows[DraftRequest]) -> list[list[int]]:
+        """The drafts that a proposer has returned. Raises InvalidResult."""
+        try:
+            drafts = [
+                [index(token) for token in tokens[: request.count]]
+                for tokens, request in zip(proposed, requests, strict=True)
+            ]
+            valid = all(0 <= token < self.vocab for tokens in drafts for token in tokens)
+        except (TypeError, ValueError):
+            valid = False
+        if not valid:
+            expected = f"{len(requests)} lists of token ids within 0..{self.vocab - 1}"
+            raise InvalidResult(type(self.proposer), "propose", proposed, expected)
         return drafts
 
     def read(

@@ -7,7 +7,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from itertools import count
 from typing import Any, TypeVar
@@ -27,6 +27,7 @@ from ostro.core.messages.commands import (
     Failed,
     FromEngine,
     GetStats,
+    Held,
     ModelCommand,
     ModelResult,
     Outputs,
@@ -65,9 +66,11 @@ class AsyncEngine(ABC):
 
     `info` is None until the engine is ready, `progress` is that of loading, `loading` that of each
     model that a command loads, and `fault` is the error that ended the engine. `admission` decides
-    which requests the engine gets; one that has no output after `max_wait` seconds fails. An engine
-    that leaves a heartbeat unanswered for more than `patience` seconds is `hung`. `observer`
-    receives the events of all requests.
+    which requests the engine gets; `before_submit` is awaited with the model of each of them, which
+    may have been unloaded since. A request that has no output after `max_wait` seconds fails. An
+    engine that leaves a heartbeat unanswered for more than `patience` seconds is `hung`. `observer`
+    receives the events of all requests. `held` says what holds the engine's loop, such as a plugin;
+    it is empty while the loop goes on.
     """
 
     def __init__(self) -> None:
@@ -76,7 +79,9 @@ class AsyncEngine(ABC):
         self.loading: dict[str, Progress] = {}
         self.fault: OstroError | None = None
         self.draining = False
+        self.held = ""
         self.admission: Admission = AdmitAll()
+        self.before_submit: Callable[[str], Awaitable[None]] | None = None
         self.max_wait: float | None = None
         self.observer = RequestObserver()
         self.patience = PATIENCE
@@ -160,6 +165,8 @@ class AsyncEngine(ABC):
     ) -> AsyncGenerator[Out, None]:
         """The outputs of a request until `left` of its choices have finished."""
         try:
+            if self.before_submit is not None:
+                await self.before_submit(request.model)
             self.check()
             if request.id in self._streams:
                 raise RequestError(f"a request with id {request.id!r} is under way", param="id")
@@ -321,6 +328,8 @@ class AsyncEngine(ABC):
             self.observer.update(message)
             if self._stats_futures and not (stats := self._stats_futures.popleft()).done():
                 stats.set_result(message)
+        elif isinstance(message, Held):
+            self.held = message.message
         elif isinstance(message, Progress):
             if message.model:
                 self.loading[message.model] = message
@@ -339,7 +348,7 @@ class AsyncEngine(ABC):
         self.fault = self.fault or error
         if self._heartbeat is not None:
             self._heartbeat.cancel()
-        self._unanswered_since = None
+        self._unanswered_since, self.held = None, ""
         fault = EngineDied(str(self.fault))
         for stream in self._streams.values():
             stream.fail(fault)

@@ -79,12 +79,22 @@ class DrivenEngine(Protocol):
     def close(self) -> None: ...
 
 
-def drive(engine: DrivenEngine, inbox: Inbox, send: Send) -> None:
+class Watched(Protocol):
+    """What the loop tells its watchdog, see `core.plugins.watchdog`."""
+
+    passes: int
+    waiting: bool
+
+
+def drive(engine: DrivenEngine, inbox: Inbox, send: Send, watchdog: Watched | None = None) -> None:
     """Run the loop until `Close` comes. Without work it waits for messages and for the engine."""
     engine.set_wake(inbox.wake)
     try:
         while True:
-            for message in inbox.receive(wait=not engine.runnable):
+            messages = inbox.receive(wait=not engine.runnable)
+            if watchdog is not None:
+                watchdog.passes, watchdog.waiting = watchdog.passes + 1, False
+            for message in messages:
                 if isinstance(message, Close):
                     return
                 answer(engine, message, send)
@@ -95,6 +105,8 @@ def drive(engine: DrivenEngine, inbox: Inbox, send: Send) -> None:
                     send(Outputs(list(outputs)))
             for event in engine.events():
                 send(event)
+            if watchdog is not None:
+                watchdog.waiting = True
     finally:
         engine.close()
 

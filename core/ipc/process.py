@@ -32,6 +32,7 @@ from ostro.core.messages.commands import (
     Close,
     Failed,
     FromEngine,
+    Held,
     ModelSpec,
     Progress,
     Ready,
@@ -40,6 +41,7 @@ from ostro.core.messages.commands import (
 )
 from ostro.core.messages.requests import JobRequest, Request, TokenRequest
 from ostro.core.plugins.manager import PluginManager
+from ostro.core.plugins.watchdog import Watchdog
 from ostro.core.records import Import, Settings, resolve
 from ostro.core.threads import THREADS
 
@@ -185,6 +187,7 @@ class EngineConnection:
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
         self._frames = Frames()
+        self._sending = threading.Lock()
         # A wait for the socket can be interrupted only by another descriptor that is polled.
         self._wakes, self._waker = os.pipe()
         self._poll = select.poll()
@@ -194,8 +197,15 @@ class EngineConnection:
             os.set_blocking(each, False)
 
     def send(self, message: FromEngine) -> None:
-        """Write a message; blocks while the socket's buffer is full."""
-        self._socket.sendall(frame(map_arrays(message, share_if_possible)))
+        """Write a message; blocks while the socket's buffer is full. Any thread may call it."""
+        data = frame(map_arrays(message, share_if_possible))
+        with self._sending:
+            self._socket.sendall(data)
+
+    def send_held(self, message: str) -> None:
+        """Send what holds the loop; nothing if the client has ended."""
+        with suppress(OSError):
+            self.send(Held(message))
 
     def wake(self) -> None:
         """End the wait of `receive`, or that of its next call. May be called in any thread."""
@@ -271,7 +281,11 @@ def main(argv: Sequence[str]) -> int:
         start = connection.receive(wait=True)[0]
         if not isinstance(start, StartEngine):
             return 0
-        loop.drive(load(open_engine, start, connection), connection, connection.send)
+        plugins = PluginManager()
+        engine = load(open_engine, start, plugins, connection)
+        watchdog = Watchdog("the engine's loop", plugins, connection.send_held)
+        with watchdog.watching():
+            loop.drive(engine, connection, connection.send, watchdog)
     except (BrokenPipeError, ConnectionResetError):
         return 1
     except BaseException as error:
@@ -285,9 +299,10 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def load(open_engine: Any, start: StartEngine, connection: EngineConnection) -> loop.DrivenEngine:
+def load(
+    open_engine: Any, start: StartEngine, plugins: PluginManager, connection: EngineConnection
+) -> loop.DrivenEngine:
     """Load the plugins and the models, and send `Ready`."""
-    plugins = PluginManager()
     plugins.load(start.settings, start.plugin_paths)
     if start.registry:
         plugins.compare(start.registry)

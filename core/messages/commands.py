@@ -228,6 +228,12 @@ class Close(msgspec.Struct, tag=True):
     """Abort all requests and end the engine."""
 
 
+class Held(msgspec.Struct, tag=True):
+    """A call has held the loop of the engine for long, or "" when the loop goes on."""
+
+    message: str
+
+
 class Outputs(msgspec.Struct, tag=True):
     """The outputs of one pass of the engine's loop."""
 
@@ -235,4 +241,4 @@ class Outputs(msgspec.Struct, tag=True):
 
 
 ToEngine = StartEngine | Request | Abort | GetStats | ModelCommand | AdapterCommand | Close
-FromEngine = Progress | Ready | Failed | Outputs | Stats | ModelResult | AdapterResult
+FromEngine = Progress | Ready | Failed | Outputs | Stats | Held | ModelResult | AdapterResult

@@ -22,11 +22,15 @@ class Embedding(Module):
         self.n, self.d = n, d
         self.storage: Storage | None = None
         self.deltas: list[Delta] = []
+        self.checked = False  # whether the storage has returned a right result
 
     def forward(self, ids: Tensor, step: Step) -> Tensor:
         """ids [t] int64 -> [t, d]."""
         assert self.storage is not None, f"{self = } is not loaded"
         y = self.storage.rows(ids)
+        if not self.checked:
+            self.storage.check("rows", y, (*ids.shape, self.d), self.storage.dtype)
+            self.checked = True
         for delta in self.deltas:
             y = delta.rows(ids, y, step)
         return y
@@ -39,6 +43,7 @@ class Embedding(Module):
 
     def finalize(self, target: Target) -> str:
         assert self.storage is not None, f"{self = } is not loaded"
+        self.checked = False
         return self.storage.finalize(target, embedding=True)
 
     @property
@@ -73,6 +78,7 @@ class Head(Linear):
         return (slot for slot in own if slot.kind == "tensor") if self.tied else own
 
     def finalize(self, target: Target) -> str:
+        self.checked.clear()
         for embedding in self.tied:
             assert embedding.storage is not None, f"{embedding = } is not loaded"
             self.fused = embedding.storage

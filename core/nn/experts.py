@@ -101,6 +101,7 @@ class ExpertLinear(Module):
         self.biases = ParameterDict(zeros).requires_grad_(False)
         self.bias: Tensor | None = None
         self.deltas: list[Delta] = []
+        self.checked = False  # whether the storages have returned right results
 
     def forward(self, x: Tensor, expert_of_row: Tensor, step: Step) -> Tensor:
         """x [t, k], expert_of_row [t] int64, ascending -> [t, n], the parts concatenated.
@@ -110,6 +111,10 @@ class ExpertLinear(Module):
         if x.shape[-1] != self.n_in:
             raise InvalidTensor(f"expects inputs of width {self.n_in}, got {x.shape[-1]}")
         found = [storage.grouped(x, expert_of_row) for storage in self.storages]
+        if not self.checked:
+            for storage, product in zip(self.storages, found, strict=True):
+                storage.check("grouped", product, (len(x), storage.shape[-2]), x.dtype)
+            self.checked = True
         y = found[0] if len(found) == 1 else torch.cat(found, -1)
         for delta in self.deltas:
             y = delta.grouped(x, y, expert_of_row, step)
@@ -133,6 +138,7 @@ class ExpertLinear(Module):
 
         Returns the choices. Raises CheckpointError if the experts have different formats.
         """
+        self.checked = False
         rows = [self.pop_expert(expert) for expert in range(self.experts)]
         formats = sorted({" and ".join(storage.format for storage in row) for row in rows})
         columns = zip(*rows, strict=True) if len(formats) == 1 else ()

@@ -6,7 +6,7 @@ deltas. A quantizer provides the storage and an adapter adds a delta, independen
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -85,6 +85,7 @@ class Linear(Module):
         self.storages: dict[str, Storage] = {}
         self.fused: Storage | None = None
         self.deltas: list[Delta] = []
+        self.checked = set[str]()  # operations of the storages whose results are right
         self.biased = frozenset(self.parts if bias is True else bias or ())
         self.bias = Parameter(torch.zeros(self.n_out), requires_grad=False) if bias else None
 
@@ -100,6 +101,8 @@ class Linear(Module):
         else:
             storages = list(self.storages.values())
             y = type(storages[0]).matmul_parts(storages, x)
+        if "matmul" not in self.checked:
+            self.check("matmul", y, (*x.shape[:-1], self.n_out), x.dtype)
         for delta in self.deltas:
             y = delta.matmul(x, y, step)
         return y if self.bias is None else y + self.bias
@@ -107,6 +110,8 @@ class Linear(Module):
     def matmul_t(self, x: Tensor, step: Step) -> Tensor:
         """x [t, h, n/h] -> [t, h, k]: the transpose per head (absorbed latent attention)."""
         y = self.whole.matmul_t(x)
+        if "matmul_t" not in self.checked:
+            self.check("matmul_t", y, (*x.shape[:-1], self.n_in), x.dtype)
         for delta in self.deltas:
             y = delta.matmul_t(x, y, step)
         return y
@@ -114,9 +119,16 @@ class Linear(Module):
     def matmul_h(self, x: Tensor, step: Step) -> Tensor:
         """x [t, h, k] -> [t, h, n/h]: each head with its own rows, without bias."""
         y = self.whole.matmul_h(x)
+        if "matmul_h" not in self.checked:
+            self.check("matmul_h", y, (*x.shape[:-1], self.n_out // x.shape[-2]), x.dtype)
         for delta in self.deltas:
             y = delta.matmul_h(x, y, step)
         return y
+
+    def check(self, operation: str, y: Tensor, shape: Sequence[int], dtype: torch.dtype) -> None:
+        """Check the first result of an operation of the storages. Raises InvalidResult."""
+        self.active_storages[0].check(operation, y, shape, dtype)
+        self.checked.add(operation)
 
     @property
     def weight_shape(self) -> tuple[int, int]:
@@ -156,6 +168,7 @@ class Linear(Module):
         """
         if missing := [part for part in self.parts if part not in self.storages]:
             raise CheckpointError(f"found no weight for {', '.join(missing) or 'a linear'}")
+        self.checked.clear()
         storages = [self.storages[part] for part in self.parts]
         self.fused = storages[0] if len(storages) == 1 else type(storages[0]).fuse(storages)
         if self.fused is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
+from math import isfinite, prod
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 from ostro.core.errors import CheckpointError, Unsupported
 from ostro.core.ops import Target
 from ostro.core.records import TensorInfo
+from ostro.core.results import InvalidResult
 
 ROWS = 1024  # rows that the defaults dequantize at a time: a few MB, which fit the CPU's cache
 
@@ -72,6 +73,21 @@ class Storage(ABC):
     def dequantize(self, start: int = 0, stop: int | None = None) -> Tensor:
         """Rows start..stop in `dtype`, [rows, k]; rows of experts are concatenated."""
 
+    def checked_rows(self, start: int = 0, stop: int | None = None) -> Tensor:
+        """The result of `dequantize`. Raises InvalidResult if it has another shape or dtype."""
+        rows = self.dequantize(start, stop)
+        count = (prod(self.shape[:-1]) if stop is None else stop) - start
+        self.check("dequantize", rows, (count, self.shape[-1]), self.dtype)
+        return rows
+
+    def check(
+        self, operation: str, value: object, shape: Sequence[int], dtype: torch.dtype
+    ) -> None:
+        """Raise InvalidResult unless the result of an operation has this shape and dtype."""
+        if not isinstance(value, Tensor) or value.shape != (*shape,) or value.dtype != dtype:
+            expected = f"{[*shape]} {str(dtype).removeprefix('torch.')}"
+            raise InvalidResult(type(self), operation, value, expected)
+
     @property
     @abstractmethod
     def nbytes(self) -> int:
@@ -89,30 +105,33 @@ class Storage(ABC):
     def matmul(self, x: Tensor) -> Tensor:
         """x [..., k] -> [..., n]: x W^T."""
         n = self.shape[-2]
-        blocks = [x @ self.dequantize(i, min(i + ROWS, n)).t() for i in range(0, n, ROWS)]
+        blocks = [x @ self.checked_rows(i, min(i + ROWS, n)).t() for i in range(0, n, ROWS)]
         return torch.cat(blocks, -1)
 
     @classmethod
     def matmul_parts(cls, storages: Sequence[Any], x: Tensor) -> Tensor:
         """x [..., k] -> [..., n of all storages]: their products, concatenated."""
-        return torch.cat([storage.matmul(x) for storage in storages], -1)
+        products = [storage.matmul(x) for storage in storages]
+        for storage, product in zip(storages, products, strict=True):
+            storage.check("matmul", product, (*x.shape[:-1], storage.shape[-2]), x.dtype)
+        return torch.cat(products, -1)
 
     def matmul_t(self, x: Tensor) -> Tensor:
         """x [t, h, n/h] -> [t, h, k]: x W for each head, for absorbed latent attention."""
         heads, width = x.shape[-2:]
-        weight = self.dequantize().view(heads, width, -1)
+        weight = self.checked_rows().view(heads, width, -1)
         return torch.einsum("thn,hnk->thk", x, weight)
 
     def matmul_h(self, x: Tensor) -> Tensor:
         """x [t, h, k] -> [t, h, n/h]: x W^T for each head, with the rows of the head."""
-        weight = self.dequantize().view(x.shape[1], -1, x.shape[2])
+        weight = self.checked_rows().view(x.shape[1], -1, x.shape[2])
         return torch.einsum("thk,hnk->thn", x, weight)
 
     def rows(self, ids: Tensor) -> Tensor:
         """ids [t] int64 -> [t, k]: embedding lookup."""
         out = torch.empty(*ids.shape, self.shape[-1], dtype=self.dtype, device=self.device)
         for i, row in enumerate(ids.flatten().tolist()):
-            out.view(-1, self.shape[-1])[i] = self.dequantize(row, row + 1)[0]
+            out.view(-1, self.shape[-1])[i] = self.checked_rows(row, row + 1)[0]
         return out
 
     def grouped(self, x: Tensor, expert_of_row: Tensor) -> Tensor:
@@ -121,14 +140,15 @@ class Storage(ABC):
         out = x.new_empty(x.shape[0], n)
         for expert in expert_of_row.unique().tolist():
             rows = expert_of_row == expert
-            out[rows] = x[rows] @ self.dequantize(expert * n, (expert + 1) * n).t()
+            out[rows] = x[rows] @ self.checked_rows(expert * n, (expert + 1) * n).t()
         return out
 
     def row_norms_sq(self) -> Tensor:
         """The squared L2 norm of every row, [n] float32, for DoRA adapters."""
         n = self.shape[-2]
         blocks = [
-            self.dequantize(i, min(i + ROWS, n)).float().square().sum(-1) for i in range(0, n, ROWS)
+            self.checked_rows(i, min(i + ROWS, n)).float().square().sum(-1)
+            for i in range(0, n, ROWS)
         ]
         return torch.cat(blocks)
 

@@ -30,6 +30,7 @@ from ostro.core.plugins.conflicts import Claims, RecordClaim, conflict
 from ostro.core.plugins.discovery import Candidate
 from ostro.core.plugins.isolation import isolate, message_of, reason
 from ostro.core.records import API, KINDS, Architecture, Files, Settings
+from ostro.core.results import InvalidResult
 
 log = logging.getLogger(__name__)
 
@@ -245,22 +246,25 @@ class PluginManager(pluggy.PluginManager):
         Plugins are listed innermost first, with their versions if known.
         """
         notes = dict.fromkeys(getattr(error, "__notes__", ()))
-        where = "".join(f" in {note}" for note in notes)
+        where = "".join(f" in {note.removeprefix('raised in ')}" for note in notes)
         callers: dict[str, str] = {}
+        if isinstance(error, InvalidResult) and (plugin := self.plugin_in(error.module)):
+            callers[plugin] = plugin
         for frame, line in reversed(list(walk_tb(error.__traceback__))):
-            if plugin := self._plugin_of(frame.f_globals.get("__name__", "")):
+            if plugin := self.plugin_in(frame.f_globals.get("__name__", "")):
                 place = f"{Path(frame.f_code.co_filename).name}:{line}"
-                version = self._found[plugin].version
-                callers.setdefault(plugin, f"{plugin} {version}".strip() + f", {place}")
+                callers.setdefault(plugin, f"{plugin}, {place}")
         if callers:
             where += f" (plugin {', called by '.join(callers.values())})"
         return f"{type(error).__name__}: {message_of(error)}{where}"
 
-    def _plugin_of(self, module: str) -> str | None:
-        """The plugin that a module belongs to, by the innermost package of a plugin."""
+    def plugin_in(self, module: str) -> str | None:
+        """The plugin that a module belongs to, by its innermost package: "starcoder2 1.0"."""
         while module and module not in self._packages:
             module = module.rpartition(".")[0]
-        return self._packages.get(module)
+        if (plugin := self._packages.get(module)) is None:
+            return None
+        return f"{plugin} {self._found[plugin].version}".strip()
 
     def origin(self, kind: str, name: str) -> str:
         """The plugin that declared a record, for messages: "plugin starcoder2 (wheel 1.0)"."""

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ostro.core.errors import UsageError
 from ostro.core.records import Settings
+from ostro.entrypoints.http.loop_watchdog import watch_event_loop
 from ostro.entrypoints.http.server import Options, Server
 from ostro.entrypoints.serve_config import ModelOptions, check_names
 
@@ -70,7 +71,8 @@ class Application:
         try:
             self.app = await server.open()
             try:
-                await server.watch()
+                with watch_event_loop(server.plugins):
+                    await server.watch()
             finally:
                 await server.close()
         finally:

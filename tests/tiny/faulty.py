@@ -20,12 +20,19 @@ ERRORS = {
     "third apply": lambda: ValueError("no third value"),
     "memory": lambda: MemoryError("no such room"),
 }
+RESULTS: dict[str, Any] = {
+    "fewer rows": lambda logits: logits[:0],
+    "fewer columns": lambda logits: logits[:, :7],
+    "another dtype": lambda logits: logits.half(),
+    "None": lambda logits: None,
+    "a list": lambda logits: logits.tolist(),
+}
 
 
 class Faulty:
     """A processor that leaves logits unchanged; the parameter selects the call and the error.
 
-    With "ban" it bans every token.
+    With "ban" it bans every token, with one of `RESULTS` it returns a wrong result.
     """
 
     def __init__(self, rows: int, vocabulary: Vocabulary, device: torch.device) -> None:
@@ -54,6 +61,9 @@ class Faulty:
             third = self.asked[row] == "third apply" and self.calls[row] == 3
             if third or self.asked[row] in ("apply", "memory"):
                 raise ERRORS[self.asked[row]]()
+        for row in rows.tolist():
+            if self.asked[row] in RESULTS:
+                return RESULTS[self.asked[row]](logits)
         bans = [self.asked[row] == "ban" for row in rows.tolist()]
         return logits.masked_fill(torch.tensor(bans)[:, None], float("-inf"))
 

@@ -38,9 +38,12 @@ class LoadingProgress(msgspec.Struct, kw_only=True):
 
 
 class Readiness(msgspec.Struct, kw_only=True):
-    """Whether the server accepts requests: weights are loaded, kernels are compiled."""
+    """Whether the server accepts requests: weights are loaded, kernels are compiled.
 
-    status: Literal["ready", "loading", "draining"]
+    "held": requests wait for a call in the engine, such as that of a plugin, which takes long.
+    """
+
+    status: Literal["ready", "loading", "draining", "held"]
     model: str | UnsetType = UNSET
     error: ErrorDetail | UnsetType = UNSET
     progress: LoadingProgress | UnsetType = UNSET
@@ -77,13 +80,18 @@ def check_engine(engine: AsyncEngine) -> None:
         raise EngineDied(str(engine.fault))
     if engine.hung:
         reason = f"the engine has not responded for {engine.silence:.0f} s"
-        raise EngineHung(f"{reason}; restart the server")
+        cause = f": {engine.held}" if engine.held else ""
+        raise EngineHung(f"{reason}{cause}; restart the server")
 
 
 async def ready(operations: Operations, caller: Caller, request: None) -> Readiness | Content:
     """Return 200 if the server accepts requests, otherwise 503 and the progress of loading."""
     service = operations.service
     engine = service.engine
+    if service.ready and engine.held:
+        error = error_content(503, engine.held, "not_ready").error
+        held = Readiness(status="held", model=service.name, error=error)
+        return Content(data=msgspec.json.encode(held), status=503)
     if service.ready:
         return Readiness(status="ready", model=service.name)
     check_engine(engine)

@@ -28,6 +28,7 @@ from ostro.entrypoints.http.budget import map_counts
 from ostro.entrypoints.http.daemon_thread import in_thread
 from ostro.entrypoints.http.listener import open_certificate
 from ostro.entrypoints.http.log import configure_log
+from ostro.entrypoints.http.loop_watchdog import watch_event_loop
 from ostro.entrypoints.http.server import SWITCH_SECONDS, Options, find_ready
 from ostro.entrypoints.http.tracing import start_tracing
 from ostro.entrypoints.http.web import Web
@@ -128,7 +129,8 @@ class Worker(asyncio.Protocol):
             ),
         ]
         await self.begun.wait()
-        await self.web.serve(sockets=[listener])
+        with watch_event_loop(self.plugins):
+            await self.web.serve(sockets=[listener])
         for task in tasks:
             task.cancel()
         await documents.close()

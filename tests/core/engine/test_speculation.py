@@ -11,8 +11,8 @@ from tiny.drafts import LENGTH, Oracle, Tokens, requests_of, run, speculating, w
 from ostro.core.engine.buckets import Bucket, DecodeBucket
 from ostro.core.engine.draft_length import MAX_DRAFTS, MAX_ROWS, StepCosts
 from ostro.core.engine.processors import Processors
-from ostro.core.engine.runner import standalone_sequence
 from ostro.core.engine.speculation import DraftRequest
+from ostro.core.engine.standalone import standalone_sequence
 from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.ops.attention import AttentionMetadata
 from ostro.core.ops.state_layout import SAVED_ROWS
@@ -272,6 +272,10 @@ class Broken:
             raise RuntimeError("out of ideas")
         if self.fault == "too few":
             return []
+        if self.fault == "none":
+            return None  # type: ignore[return-value]
+        if self.fault == "words":
+            return [["a"] for _ in requests]  # type: ignore[list-item]
         return [[10**6] for _ in requests]  # no such token
 
     def release(self, row: int) -> None:
@@ -279,7 +283,9 @@ class Broken:
             raise RuntimeError("nothing to release")
 
 
-@pytest.mark.parametrize("fault", ["raises", "too few", "no such token", "release"])
+@pytest.mark.parametrize(
+    "fault", ["raises", "too few", "none", "words", "no such token", "release"]
+)
 def test_a_proposer_that_fails_is_turned_off(
     llama: Subject, fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -294,6 +300,9 @@ def test_a_proposer_that_fails_is_turned_off(
     assert calls > 2 and engine.stats().accepted_tokens
     assert run(engine, requests) == wanted and proposer.calls == calls
     assert caplog.text.count("speculative decoding is off") == 1
+    if fault not in ("raises", "release"):
+        assert f"{__name__}.Broken.propose returned" in caplog.text
+        assert "lists of token ids within 0.." in caplog.text
     assert engine.stats().blocks_used == 0
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -55,11 +56,12 @@ def classes() -> list[type[OstroError]]:
 
 
 def sample(cls: type[OstroError]) -> OstroError:
-    """An error with a text or a number for each argument that has no default."""
+    """An error with a text, a number or a class for each argument that has no default."""
     parameters = inspect.signature(cls).parameters.values()
     needed = [each for each in parameters if each.default is each.empty]
     texts = (f"the {each.name} of {cls.__name__}" for each in needed)
-    return cls(*(1.5 if each.annotation == "float" else next(texts) for each in needed))
+    values: dict[str, Any] = {"float": 1.5, "type": cls}
+    return cls(*(values.get(each.annotation) or next(texts) for each in needed))
 
 
 def test_every_class_crosses_a_process_border() -> None:

@@ -12,6 +12,7 @@ import pytest
 from ostro.core.errors import ModelNotFound, PluginError, UsageError
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import KINDS, Route, Settings
+from ostro.core.results import InvalidResult
 
 if TYPE_CHECKING:
     from tests.core.conftest import Site
@@ -333,5 +334,12 @@ def test_an_error_is_explained_by_the_plugins_that_it_came_through(site: Site) -
         f"called by outer 1.0, {outer}.py:4)"
     )
     assert manager.explain(ValueError("of nobody")) == "ValueError: of nobody"
+    noted = ValueError("went wrong")
+    noted.add_note("raised in model.layers.0")
+    assert manager.explain(noted) == "ValueError: went wrong in model.layers.0"
+    result = InvalidResult(type("Q", (), {"__module__": f"{inner}.storage"}), "rows", None, "[2]")
+    assert manager.explain(result) == (
+        f"InvalidResult: {inner}.storage.Q.rows returned None, expected [2] (plugin inner 2.1)"
+    )
     text = manager.explain(ValueError("x" * 10_000))
     assert len(text) < 500

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from ostro.core.load.quantize import check_conflicts
 from ostro.core.messages.requests import Sampling
 from ostro.core.plugins.conflicts import RESERVED
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.records import KINDS, Settings
 from ostro.entrypoints.cli import quantize
 from ostro.entrypoints.operations.state import find_store
 
@@ -188,3 +189,32 @@ def test_the_log_names_what_goes_on_after_a_late_failure(
     assert "is not used from now on: ValueError: m" in caplog.text
     assert "stay in use until a restart, in this process (speculators: half)" in caplog.text
     assert manager.find("speculators", "half") is None
+
+
+LATE = {
+    **{kind: re.sub("name='[^']*'", "name='half'", record) for kind, record in RECORDS.items()},
+    "commands": "Command(name='half', help='', parser='x:Y', run='x:Y')",
+    "architectures": "Architecture(name='half', api=(0, 2), config='x:Y', model='x:Y')",
+    "routes": "Route(name='GET /half', handler=handle)",
+}
+"""A record of each kind."""
+
+
+def test_all_kinds_have_a_late_record() -> None:
+    assert LATE.keys() == KINDS.keys()
+
+
+@pytest.mark.parametrize("kind", LATE)
+def test_all_records_of_a_plugin_that_fails_late_are_dropped_and_named(
+    site: Site, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    late = "@hookimpl\ndef ostro_model_loaded(model):\n    raise ValueError(model)\n"
+    handle = "from ostro import Architecture, Route\nasync def handle(*_): ...\n"
+    site.wheel("late", handle + source(kind, LATE[kind]) + late)
+    manager = site.load()
+    arguments = {"server": None, "engine": None} if kind == "routes" else {}
+    name = "GET /half" if kind == "routes" else "half"
+    assert name in manager.collect(kind, **arguments)
+    manager.hook.ostro_model_loaded(model="m")
+    assert name not in manager.collect(kind, **arguments) and "late" in manager.broken
+    assert f"until a restart, in this process ({kind}: {name})" in caplog.text

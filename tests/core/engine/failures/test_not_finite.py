@@ -66,8 +66,20 @@ def test_a_later_row_that_is_not_finite_ends_the_request(llama: Subject, engine_
 def test_a_processor_that_bans_every_token_is_named(faulty: Subject, engine_of: Build) -> None:
     engine = engine_of(faulty)
     error = error_of(run(engine, processed("bad", [3, 4], "ban"))["bad"])
-    assert "not finite in float32" in error and "logits processor bans every token" in error
+    assert error == (
+        "the logits of this request are not finite in float32; the logits processor 'faulty' "
+        "(faulty:Faulty) bans every token or returns NaN; if not, the weights are damaged: "
+        "download the model's files again"
+    )
     idle(engine)
+
+
+def test_without_a_processor_the_weights_are_named(llama: Subject, engine_of: Build) -> None:
+    engine = damaged(engine_of(llama))
+    engine.runner.dtype = torch.float32
+    error = error_of(run(engine, ask("bad", [3, BAD]))["bad"])
+    assert error.endswith("in float32; the weights are damaged: download the model's files again")
+    assert "processor" not in error
 
 
 def test_prompt_logprobs_that_are_not_finite_end_the_request(

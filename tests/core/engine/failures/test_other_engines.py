@@ -26,7 +26,7 @@ from ostro.core.engine.jobs import JobEngine
 from ostro.core.engine.model_engines import ModelEngines
 from ostro.core.engine.multi_model import MultiModelEngine
 from ostro.core.engine.pooling import PoolingEngine
-from ostro.core.errors import OstroError, Unsupported
+from ostro.core.errors import OstroError, RequestError, Unsupported
 from ostro.core.ipc.process import ProcessEngine
 from ostro.core.messages.outputs import JobOutput, Output, TokenOutput
 from ostro.core.messages.requests import JobRequest, PoolingRequest, TokenRequest
@@ -74,14 +74,14 @@ def test_a_pooling_request_of_many_steps_ends_once(llama: Subject, reader: Pooli
     assert not reader.live and not reader.queue
 
 
-def test_a_batch_that_has_no_room_in_the_cache_ends_its_requests_alone(llama: Subject) -> None:
+def test_a_request_that_has_no_room_in_the_cache_ends_alone(llama: Subject) -> None:
     engine = llama.engine(blocks=3)
     reader = PoolingEngine(engine.runner, MEAN, vocab=engine.vocab, context=200, max_rows=40)
-    for id, count in {"long": 60, "short": 20}.items():
-        reader.submit(PoolingRequest(id=id, inputs=[llama.prompt[:count]]))
-    found = results(reader)
-    assert found["long"].param == "input" and "no room" in (found["long"].error or "")
-    assert found["short"].finish == "stop"
+    reader.submit(PoolingRequest(id="short", inputs=[llama.prompt[:20]]))
+    with pytest.raises(RequestError, match="no room in the cache") as refused:
+        reader.submit(PoolingRequest(id="long", inputs=[llama.prompt[:60]]))
+    assert refused.value.param == "input"
+    assert results(reader)["short"].finish == "stop"
 
 
 class Worker:
@@ -108,6 +108,48 @@ def test_a_job_that_raises_ends_alone() -> None:
     found = results(jobs)
     assert found["bad"].finish == "error" and "ZeroDivisionError" in (found["bad"].error or "")
     assert found["good"].finish == "stop"
+
+
+WRONG_SLICES: dict[str, tuple[Any, str]] = {
+    "none": (None, "returned None, expected a Slice"),
+    "a dict": ({}, "returned a value of type dict, expected a Slice"),
+    "bfloat16": ({"x": torch.ones(2).bfloat16()}, "returned [2] bfloat16, expected a tensor"),
+    "a list": ({"x": [1.0]}, "returned a value of type list, expected a tensor"),
+}
+
+
+@pytest.mark.parametrize("fault", WRONG_SLICES)
+def test_a_wrong_slice_names_the_class(fault: str) -> None:
+    value, message = WRONG_SLICES[fault]
+
+    class Wrong(Worker):
+        def slices(self, values: Mapping[str, Any]) -> Iterator[Any]:
+            if values:
+                yield value if fault in ("none", "a dict") else Slice(done=1, total=2, arrays=value)
+            else:
+                yield from super().slices(values)
+
+    jobs = JobEngine(Wrong())  # type: ignore[arg-type]
+    jobs.submit(JobRequest(id="bad", values={"wrong": 1}))
+    jobs.submit(JobRequest(id="good"))
+    found = results(jobs)
+    error = found["bad"].error or ""
+    assert f"Wrong.work {message}" in error and found["good"].finish == "stop"
+
+
+def test_a_job_that_ends_early_or_exits_ends_alone() -> None:
+    class Ends(Worker):
+        def slices(self, values: Mapping[str, Any]) -> Iterator[Slice]:
+            yield Slice(done=1, total=3)
+            if values.get("exit"):
+                raise SystemExit(3)
+
+    jobs = JobEngine(Ends())  # type: ignore[arg-type]
+    jobs.submit(JobRequest(id="early"))
+    jobs.submit(JobRequest(id="exits", values={"exit": True}))
+    found = results(jobs)
+    assert "Ends.work returned None, expected a Slice, the last" in (found["early"].error or "")
+    assert "sys.exit" in (found["exits"].error or "")
 
 
 def test_a_job_with_an_xlora_adapter_is_refused() -> None:

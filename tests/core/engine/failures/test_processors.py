@@ -119,3 +119,23 @@ def test_all_choices_of_a_request_end_with_it(faulty: Subject, engine_of: Build)
     assert sorted(output.index for output in ends) == [0, 1, 2]
     assert {output.finish for output in ends} == {"error"}
     idle(engine)
+
+
+@pytest.mark.parametrize(
+    ("fault", "returned"),
+    [
+        ("fewer rows", "[0, 128] float32"),
+        ("fewer columns", "[1, 7] float32"),
+        ("another dtype", "[1, 128] float16"),
+        ("None", "None"),
+        ("a list", "a value of type list"),
+    ],
+)
+def test_a_wrong_result_of_a_processor_names_its_class_and_plugin(
+    faulty: Subject, engine_of: Build, fault: str, returned: str
+) -> None:
+    engine = engine_of(faulty)
+    error = error_of(run(engine, processed("bad", faulty.prompt[:20], fault))["bad"])
+    assert f"faulty.Faulty.apply returned {returned}, expected [1, 128] float32" in error
+    assert error.endswith("in apply of the logits processor 'faulty' (plugin faulty)")
+    idle(engine)
