@@ -28,8 +28,8 @@ from ostro.core.errors import (
     AdapterNameRefused,
     AdapterNotFound,
     OstroError,
+    Overloaded,
     RequestError,
-    nearest,
 )
 from ostro.core.messages.commands import AdapterInfo
 from ostro.core.messages.requests import AdapterRef
@@ -128,9 +128,8 @@ class Registry:
         """The alias of a name. Raises AdapterNotFound."""
         if alias := self.aliases.get(name):
             return alias
-        raise AdapterNotFound(
-            f"there is no adapter {name!r:.100}{nearest(name, self.aliases)}", param="adapters"
-        )
+        # Without similar names: the caller may not be allowed to use them.
+        raise AdapterNotFound(f"there is no adapter {name!r:.100}", param="adapters")
 
     def infos(self, *, norms: bool = False) -> list[AdapterInfo]:
         """A description of each adapter; with `norms` also the norm of its change per weight."""
@@ -206,7 +205,7 @@ class Registry:
             self.check_new(name)
         self.check_expected(known, name, expected)
         if self.loading is not None:
-            raise AdapterBusy(f"{self.loading.alias.name!r} is being loaded; try again")
+            raise AdapterBusy("another adapter is being loaded; try again")
         if known is None:
             self.check_count()
         # An alias of its own: requests by this name use the old adapter until the new one is read.
@@ -290,10 +289,11 @@ class Registry:
     def poll(self) -> Iterator[ReadResult]:
         """Handle the reads that have ended; yield the requests and commands that wait no more.
 
+        None are handled while running sequences have the memory that the check of adapters needs.
         The caller submits a request before it takes the next result: until then nothing retains
         the generations of the request, and a later read may evict them from the store.
         """
-        while self.has_finished:
+        while self.has_finished and self.store.may_probe():
             alias, reading = self.finished.get()
             alias.reading = None
             if self.loading is not None and self.loading.alias is alias:
@@ -453,7 +453,9 @@ def check_name(name: str) -> None:
 
 
 def as_adapter_error(error: Exception, name: str) -> OstroError:
-    """An error of a read as an AdapterError that names the adapter."""
+    """An error of a read as an AdapterError that names the adapter, or as Overloaded."""
+    if isinstance(error, Overloaded):
+        return Overloaded(f"the adapter {name!r}: {error}", param=error.param)
     if isinstance(error, OstroError):
         kind = type(error) if isinstance(error, AdapterError) else AdapterError
         return kind(f"the adapter {name!r}: {error}", param=error.param)

@@ -20,9 +20,20 @@ class AdapterStore:
     `use_counts` are the numbers of running sequences by generation; a generation in use stays.
     """
 
-    def __init__(self, adapter_pool: AdapterPool, probe: Probe, *, host_bytes: int) -> None:
-        """Unused adapters are evicted while all together have more than `host_bytes`."""
+    def __init__(
+        self,
+        adapter_pool: AdapterPool,
+        probe: Probe,
+        *,
+        host_bytes: int,
+        may_probe: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Unused adapters are evicted while all together have more than `host_bytes`.
+
+        `may_probe` tells whether there is memory for `probe` now.
+        """
         self.adapter_pool, self.probe, self.host_bytes = adapter_pool, probe, host_bytes
+        self.may_probe = may_probe
         self.adapters: OrderedDict[str, LoadedAdapter] = OrderedDict()
         self.use_counts: Counter[str] = Counter()
 

@@ -14,6 +14,7 @@ from ostro.core.adapters.store import AdapterStore
 from ostro.core.adapters.targets import TargetResolver
 from ostro.core.device import parse_size
 from ostro.core.engine.runner import ModelRunner
+from ostro.core.engine.standalone import are_available, are_in_use, count_blocks
 from ostro.core.errors import UsageError
 from ostro.core.load.describe import target_of
 from ostro.core.load.model import LoadedModel
@@ -79,6 +80,7 @@ def build_registry(
         adapter_pool,
         lambda adapter: None if runner is None else probe(runner, adapter_pool, adapter),
         host_bytes=int(size),
+        may_probe=lambda: runner is None or has_room(runner),
     )
     registry = Registry(loader, store, max_adapters=settings.max_adapters)
     for entry in settings.adapters:
@@ -93,6 +95,13 @@ def build_registry(
             raise UsageError(f"--adapters {settings.adapter_folder}: folder not found")
         registry.register_folder(folder)
     return registry
+
+
+def has_room(runner: ModelRunner) -> bool:
+    """Whether the cache has room for `probe` now, or no sequence that will make room."""
+    blocks = runner.blocks
+    needed = count_blocks(blocks, PROBE_LENGTH, passes=2)
+    return are_available(blocks, needed) or not are_in_use(blocks)
 
 
 @torch.inference_mode()

@@ -175,7 +175,8 @@ class BlockManager:
 
     `groups` hold the K/V of a sequence's tokens, `cross_groups` the encoder states of its media. A
     sequence has one table per group, in the order of `groups`. A sequence computed in two passes
-    (X-LoRA) has the tables of both passes, one after the other.
+    (X-LoRA) has the tables of both passes, one after the other. While `awaited`, a pooling batch
+    waits for blocks or adapters, and the scheduler starts no sequences.
     """
 
     def __init__(self, groups: Sequence[CacheGroup], block: int) -> None:
@@ -183,6 +184,7 @@ class BlockManager:
         self.cross_groups = tuple(group for group in groups if group.kind.encoded)
         self.block = block
         self.aligned = any(group.kind.aligned for group in groups)
+        self.awaited = False
 
     @property
     def all(self) -> tuple[CacheGroup, ...]:

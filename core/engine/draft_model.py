@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ostro.core.engine.blocks import BlockManager
-from ostro.core.engine.runner import ModelRunner, standalone_sequence
+from ostro.core.engine.runner import ModelRunner
 from ostro.core.engine.scheduler import Chunk, StepPlan
 from ostro.core.engine.sequence import Sequence as TokenSequence
 from ostro.core.engine.speculation import DraftRequest
+from ostro.core.engine.standalone import standalone_sequence
 from ostro.core.errors import UsageError
 from ostro.core.records import Settings
 from ostro.core.tokenizer.vocabulary import Vocabulary

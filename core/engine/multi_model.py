@@ -134,8 +134,8 @@ class MultiModelEngine:
         """The name of a model in `entries`; `DEFAULT` is the first one. Raises NotFound."""
         name = next(iter(self.entries), None) if model == DEFAULT else model
         if name is None or name not in self.entries:
-            known = ", ".join(self.entries) or "none"
-            raise NotFound(f"there is no model {model!r:.100}; loaded are {known}", param="model")
+            # Without the names of the others: the caller may not be allowed to use them.
+            raise NotFound(f"the model {model!r:.100} is not loaded", param="model")
         return name
 
     # Models

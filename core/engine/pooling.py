@@ -17,6 +17,7 @@ from ostro.core.adapters.pool import NOTHING, MixtureLease
 from ostro.core.adapters.registry import Registry
 from ostro.core.device import current_device
 from ostro.core.engine.runner import ModelRunner
+from ostro.core.engine.standalone import are_available, can_be_available, count_blocks
 from ostro.core.errors import ContextLengthExceeded, OstroError, RequestError
 from ostro.core.failure import PLAIN, Failures, described, not_finite
 from ostro.core.messages.arrays import Array
@@ -87,6 +88,12 @@ class PoolingEngine:
                     f"input[{i}]: token id {invalid[0]} is not within 0..{self.vocab - 1}",
                     param="input",
                 )
+            if not can_be_available(self.runner.blocks, self.count_blocks(len(ids), mixture)):
+                raise RequestError(
+                    f"input[{i}] has {len(ids)} tokens and there is no room in the cache for them; "
+                    "shorten it, or load with more --memory",
+                    param="input",
+                )
         self.live[request.id] = PoolingTask(request, mixture)
         if self.registry is not None:
             self.registry.retain(mixture)
@@ -113,6 +120,7 @@ class PoolingEngine:
         if self.registry is not None:
             self.registry.release(task.mixture)
         self.queue = deque(entry for entry in self.queue if entry[0] != id)
+        self.runner.blocks.awaited = False
         return [JobOutput(id=id, finish=finish, **described(error))]
 
     def step(self) -> list[JobOutput]:
@@ -157,10 +165,12 @@ class PoolingEngine:
     def next_batch(self) -> tuple[list[tuple[str, int]], list[MixtureLease]]:
         """Take the next inputs off the queue, in order, with their adapters on the device.
 
-        All of them need the same kind of output. The batch is empty while the adapters of the first
-        input do not fit. Raises the error of loading them.
+        All of them need the same kind of output. The batch is empty while running sequences have
+        the blocks or the adapters that the first input needs. Raises the error of loading adapters.
         """
         batch, leases, rows = list[tuple[str, int]](), list[MixtureLease](), 0
+        blocks = self.runner.blocks
+        needed = [0] * len(blocks.groups)
         output = self.live[self.queue[0][0]].request.output
         while self.queue:
             entry = self.queue[0]
@@ -168,8 +178,13 @@ class PoolingEngine:
             # The first input always runs, whatever its length.
             if differs or (batch and rows + self.size(entry) > self.max_rows):
                 break
+            mixture = self.live[entry[0]].mixture
+            more = self.count_blocks(self.size(entry), mixture)
+            needed = [a + b for a, b in zip(needed, more, strict=True)]
+            if not are_available(blocks, needed):
+                break
             try:
-                lease = self.acquire(self.live[entry[0]].mixture)
+                lease = self.acquire(mixture)
             except Exception:
                 if batch:
                     break  # it is raised again when this input is the first
@@ -179,7 +194,12 @@ class PoolingEngine:
             rows += self.size(entry)
             batch.append(self.queue.popleft())
             leases.append(lease)
+        blocks.awaited = not batch
         return batch, leases
+
+    def count_blocks(self, length: int, mixture: Mixture) -> list[int]:
+        """The blocks of each group for an input of `length` tokens."""
+        return count_blocks(self.runner.blocks, length, 1 if mixture.mixer is None else 2)
 
     def size(self, entry: tuple[str, int]) -> int:
         """The number of tokens of an input."""

@@ -29,16 +29,25 @@ from ostro.core.engine.buckets import (
 )
 from ostro.core.engine.features import FeatureStore, has_features, step_features
 from ostro.core.engine.graphs import Graphs
-from ostro.core.engine.layout import cross_metadata, encoder_write_metadata, paged_metadata
+from ostro.core.engine.late import LateDraws
+from ostro.core.engine.layout import (
+    cross_metadata,
+    encoder_write_metadata,
+    flat_positions,
+    mixture_rows,
+    paged_metadata,
+    token_ids,
+)
 from ostro.core.engine.location import runs_model
+from ostro.core.engine.model_outputs import hidden_of, logits_of
 from ostro.core.engine.sampler import Sampler
 from ostro.core.engine.scheduler import Chunk, StepPlan
 from ostro.core.engine.sequence import Sequence as TokenSequence
+from ostro.core.engine.standalone import no_room, standalone_sequence
 from ostro.core.errors import RequestError
 from ostro.core.failure import ordinary_errors
 from ostro.core.messages.arrays import Array
 from ostro.core.messages.prompt import Item
-from ostro.core.messages.requests import TokenRequest
 from ostro.core.nn import TokenModel
 from ostro.core.ops.attention import AttentionMetadata
 from ostro.core.placement.segments import LayerSegments
@@ -94,6 +103,7 @@ class ModelRunner:
         self.segments, self.graphs, self.poisons = segments, Graphs(), replay
         self.adapter_pool = adapter_pool
         self.keeps_hidden = False  # whether launched steps have their hidden states
+        self.late = LateDraws()
         self.max_sequences = max(captured, 1)  # of a captured step
         decodes = sizes_up_to(captured if self.can_capture else 0, DECODE_ROWS)
         # Prompt buckets have no inputs for segments and for cross attention to media.
@@ -135,6 +145,7 @@ class ModelRunner:
         launched = LaunchedStep(plan)
         try:
             for sequence in plan.started:
+                self.late.drop(sequence)  # it was preempted
                 self.sampler.add(sequence)
             # Encoding may drop sequences from the plan: it must precede every use of the chunks.
             self.encode_planned(plan)
@@ -155,13 +166,19 @@ class ModelRunner:
     def sample(self, launched: LaunchedStep) -> None:
         """Launch the draws of a step; sequences that finished since `forward` draw nothing.
 
+        A sequence whose mask takes longer draws in a later step, from the logits of this one.
         Errors are those of `forward`.
         """
-        logits, launched.logits = launched.logits, None
-        kept = [i for i, c in enumerate(launched.drawing) if c.sequence.finish is None]
-        if logits is not None and len(kept) < len(launched.drawing):
+        drawing, logits = self.late.take(launched.drawing, launched.logits)
+        launched.logits = None
+        unfinished = [i for i, chunk in enumerate(drawing) if chunk.sequence.finish is None]
+        late = self.sampler.processors.fill([drawing[i].sequence for i in unfinished])
+        if late and logits is not None:
+            self.late.keep(drawing, logits, late)
+        kept = [i for i in unfinished if drawing[i].sequence not in late]
+        if logits is not None and len(kept) < len(drawing):
             logits = logits[self.int64(kept)]
-        launched.drawing = [launched.drawing[i] for i in kept]
+        launched.drawing = [drawing[i] for i in kept]
         try:
             if launched.drawing and logits is not None:
                 launched.drawn = self.sampler(logits, [c.sequence for c in launched.drawing])
@@ -288,7 +305,9 @@ class ModelRunner:
                 self.compute_scalings([chunk])
                 step, _ = self.build_step([chunk])
                 step.logits_indices = None  # the logits of all rows
-                out.append(self.model.logits(self.model.hidden(step), step).float().cpu())
+                hidden = hidden_of(self.model, step)
+                logits = logits_of(self.model, hidden, step, self.sampler.vocab)
+                out.append(logits.float().cpu())
                 start = stop
         finally:
             self.blocks.release(sequence.tables)
@@ -300,7 +319,7 @@ class ModelRunner:
     def encode_all(self, sequence: TokenSequence) -> None:
         """Encode all media of a sequence that the scheduler does not know.
 
-        Raises RequestError if the cross groups have no room.
+        Raises Overloaded if the cross groups have no room now, RequestError if they never have.
         """
         step = self.mixture_step(sequence.lease.row_index(0))
         for item in sequence.request.items:
@@ -310,7 +329,10 @@ class ModelRunner:
                 continue
             encoder_blocks = self.blocks.acquire(item, sequence.lease.pairs)
             if encoder_blocks is None:
-                raise RequestError(f"no room in the cache for this {item.kind}", param="messages")
+                for acquired in sequence.encoder_blocks:
+                    self.blocks.release_encoder(acquired)
+                sequence.encoder_blocks = []
+                raise no_room(self.blocks, f"this {item.kind}", "messages")
             # Appended before they are written: the caller releases them even if encoding raises.
             sequence.encoder_blocks.append(encoder_blocks)
             if not encoder_blocks.written:
@@ -328,7 +350,8 @@ class ModelRunner:
 
         `kinds` are the token types of each input, for encoders with segment embeddings; `leases`
         are the adapters of each input. If the model has a cache, the call allocates blocks and
-        releases them at its end. Raises RequestError if they do not suffice.
+        releases them at its end. Raises Overloaded if too few are available now, RequestError if
+        there are too few at all.
         """
         sequences = [standalone_sequence(tokens) for tokens in inputs]
         chunks = [Chunk(each, 0, each.prompt, draws=False) for each in sequences]
@@ -339,7 +362,9 @@ class ModelRunner:
                 passes = 1 if chunk.sequence.lease.scaling is None else 2
                 chunk.sequence.tables = self.blocks.new_tables(passes)
                 if not self.blocks.grow(chunk.sequence.tables, chunk.count):
-                    raise RequestError("no room in the cache for this batch", param="input")
+                    for sequence in sequences:  # its own blocks do not count as those in use
+                        self.blocks.release(sequence.tables)
+                    raise no_room(self.blocks, "this batch", "input")
             self.compute_scalings(chunks)
             step, _ = self.build_step(chunks)
             step.logits_indices = None
@@ -347,7 +372,7 @@ class ModelRunner:
                 # Token types are one more axis of positions: such encoders look both up.
                 types = self.int64([kind for token_types in kinds for kind in token_types])
                 step.positions = torch.cat((step.positions, types[None]))
-            return self.model.hidden(step), step
+            return hidden_of(self.model, step), step
         finally:
             for chunk in chunks:
                 self.blocks.release(chunk.sequence.tables)
@@ -388,7 +413,7 @@ class ModelRunner:
         base_chunks = [chunk for chunk in scaled if chunk.count]
         hidden = None
         if base_chunks:
-            hidden = self.model.hidden(self.build_step(base_chunks, pass_index=1)[0])
+            hidden = hidden_of(self.model, self.build_step(base_chunks, pass_index=1)[0])
         # One table row per token, reused by every step: the device runs steps in their order, so
         # the step before has read these rows when they are written.
         row, at = table.scaling_rows.start, 0
@@ -418,12 +443,12 @@ class ModelRunner:
             return logits
         spans = self.complete(step, chunks, batches)
         bucket = self.prompt_bucket(step, batches)
-        hidden = bucket.run(step, batches)[0] if bucket else self.model.hidden(step)
+        hidden = bucket.run(step, batches)[0] if bucket else hidden_of(self.model, step)
         launched.hidden = hidden if self.keeps_hidden else None
         # No row draws: skip the head, often the largest matmul of the model.
         if step.logits_indices is not None and not len(step.logits_indices):
             return hidden[:0]
-        logits = self.model.logits(hidden, step)
+        logits = logits_of(self.model, hidden, step, self.sampler.vocab)
         drawing = []
         for chunk, span in zip(chunks, spans, strict=True):
             if wants_prompt(chunk):
@@ -495,44 +520,6 @@ class ModelRunner:
 
     def int64(self, values: Sequence[int]) -> Tensor:
         return to_device(values, torch.int64, self.device)
-
-
-def token_ids(chunks: Sequence[Chunk]) -> tuple[list[int], list[tuple[int, int]]]:
-    """The tokens of these chunks, and (row of the step, row of the sampler) of pending ones.
-
-    At most one token is pending per sequence: the step before drew it, and it is in `Sampler.last`
-    on the device. Reading it would wait for that step.
-    """
-    tokens, pending = list[int](), list[tuple[int, int]]()
-    for chunk in chunks:
-        known = chunk.known
-        if len(known) < chunk.count:
-            pending.append((len(tokens) + len(known), chunk.sequence.row))
-            known = [*known, 0]
-        tokens += known
-    return tokens, pending
-
-
-def flat_positions(chunks: Sequence[Chunk], axes: int) -> list[int]:
-    """The positions of the rows of these chunks, one axis after the other."""
-    parts = [c.sequence.positions(c.start, c.start + c.count, axes) for c in chunks]
-    return [position for axis in range(axes) for part in parts for position in part[axis]]
-
-
-def mixture_rows(chunks: Sequence[Chunk]) -> list[int]:
-    """The row of the mixture table for each row of these chunks."""
-    spans = ((c.sequence.lease, c.start, c.start + c.count) for c in chunks)
-    return [row for lease, start, stop in spans for row in lease.row_indices(start, stop)]
-
-
-def standalone_sequence(
-    tokens: Sequence[int], items: Sequence[Item] = (), positions: Array | None = None
-) -> TokenSequence:
-    """A sequence without a request, for calls that bypass the scheduler."""
-    request = TokenRequest(id="", tokens=list(tokens), items=list(items), positions=positions)
-    return TokenSequence(
-        request, 0, arrival=0, seed=0, root=b"", limit=0, tokens=list(tokens), prompt=len(tokens)
-    )
 
 
 def send_logprobs(chunk: Chunk, logits: Tensor) -> DeviceToHostCopy:

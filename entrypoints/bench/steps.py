@@ -10,8 +10,9 @@ from torch.nn import Module
 
 from ostro.core.engine.build import probe_token
 from ostro.core.engine.engine import Engine
-from ostro.core.engine.runner import ModelRunner, standalone_sequence
+from ostro.core.engine.runner import ModelRunner
 from ostro.core.engine.scheduler import Chunk
+from ostro.core.engine.standalone import standalone_sequence
 from ostro.core.ops import Op
 
 

@@ -28,13 +28,9 @@ from ostro.core.records import Import, Settings
 from ostro.entrypoints.http.app import make_app
 from ostro.entrypoints.http.body_log import LOG_BYTES, BodyLog
 from ostro.entrypoints.http.daemon_thread import in_thread
-from ostro.entrypoints.http.listener import (
-    listen,
-    listen_unix,
-    open_certificate,
-    url_of,
-)
+from ostro.entrypoints.http.listener import listen, listen_unix, open_certificate, url_of
 from ostro.entrypoints.http.log import Format, configure_log
+from ostro.entrypoints.http.loop_watchdog import watch_event_loop
 from ostro.entrypoints.http.metrics import EngineMetrics
 from ostro.entrypoints.http.systemd import notify
 from ostro.entrypoints.http.tracing import Tracing, start_tracing
@@ -207,7 +203,8 @@ class Server:
         self.web = self.open_web(app)
         web = asyncio.ensure_future(self.web.serve(sockets=[self.listener]))
         try:
-            return await self.watch()
+            with watch_event_loop(self.plugins):
+                return await self.watch()
         finally:
             await self.close()
             self.web.stop()
@@ -249,6 +246,7 @@ class Server:
             {record.task for record in self.plugins.collect("pipelines").values()},
         )
         self.manager.on_loaded = self.note_context
+        self.engine.before_submit = self.manager.ensure
         app = make_app(
             self.service,
             self.plugins,
@@ -315,8 +313,9 @@ class Server:
                 await asyncio.wait({ended}, timeout=HANG_CHECK_SECONDS)
                 checks = checks + 1 if self.engine.hung else 0
                 if self.options.restart and checks >= HANG_CHECKS:
+                    cause = f"; {held}" if (held := self.engine.held) else ""
                     seconds = f"{self.engine.silence:.0f} s"
-                    self.engine.kill(f"the engine did not respond for {seconds}; killed")
+                    self.engine.kill(f"the engine did not respond for {seconds}; killed{cause}")
         finally:
             ended.cancel()
 

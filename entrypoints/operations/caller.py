@@ -69,10 +69,15 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the caller may use an adapter, by its name or generation."""
         return self.adapters is None or adapter in self.adapters
 
-    def check(self, model: str, adapters: Iterable[str] = ()) -> None:
-        """Raise Forbidden unless the caller may use a model, and adapters by name or generation."""
+    def check(self, model: str, adapters: Iterable[str] = (), *, asked: str | None = None) -> None:
+        """Raise Forbidden unless the caller may use a model, and adapters by name or generation.
+
+        asked: the name in the request if it is another one, such as an alias. The error tells no
+        name of a model that the caller may not use.
+        """
         if not self.may_use(model):
-            raise Forbidden(f"this API key may not use the model {model!r:.100}", param="model")
+            name = model if asked is None else asked
+            raise Forbidden(f"this API key may not use the model {name!r:.100}", param="model")
         for adapter in adapters:
             if not self.may_apply(adapter):
                 raise Forbidden(

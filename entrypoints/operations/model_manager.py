@@ -173,9 +173,12 @@ class ModelManager:
     # Changes
 
     async def ensure(self, name: str) -> None:
-        """Load a model on demand, for a request. Raises Overloaded if it cannot serve now."""
-        managed = self.models[name]
-        if name in self.service.models:
+        """Load a model on demand, for a request: it may have been unloaded since its admission.
+
+        Raises Overloaded if it cannot serve now.
+        """
+        managed = self.models.get(name)
+        if managed is None or name in self.service.models:
             return
         if not managed.on_demand:
             raise Overloaded(f"the model {name!r:.100} is {self.state(name)}", param="model")
@@ -250,7 +253,8 @@ class ModelManager:
 
     def begin(self, managed: ManagedModel, settings: Settings | None = None) -> Any:
         """The load of a model under way, or a new one."""
-        if managed.change is not None:
+        # One that has ended stays here until its callbacks run: to wait for it would not suspend.
+        if managed.change is not None and not managed.change.done():
             return managed.change
         return self.run(managed, self._load(managed, settings or managed.options.settings))
 
@@ -259,7 +263,8 @@ class ModelManager:
         task = managed.change = asyncio.get_running_loop().create_task(work)
 
         def end(task: asyncio.Task[list[str]]) -> None:
-            managed.change = None
+            if managed.change is task:
+                managed.change = None
             if not task.cancelled():
                 task.exception()  # a client that has left does not retrieve it
 

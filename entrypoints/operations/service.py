@@ -224,7 +224,8 @@ class Service:
             dedicated = [each for each in usable if self.tasks(each)[0] == task]
             if dedicated and not refs:
                 model = dedicated[0]
-        caller.check(model, (ref.name or ref.generation for ref in refs))
+        names = (ref.name or ref.generation for ref in refs)
+        caller.check(model, names, asked=target.model or DEFAULT)
         if model not in self.models and not self.tasks(model):
             state = self.state(model)
             raise Overloaded(f"the model {model!r:.100} is {state}", param="model")
@@ -280,4 +281,6 @@ class Service:
         """Return the chat template of the request's only adapter, None without one."""
         if not admitted.adapters:
             return None
+        if self.manager is not None:  # it may have been unloaded since it was admitted
+            await self.manager.ensure(admitted.model)
         return await self.adapters.template(admitted.model, admitted.adapters)

@@ -89,6 +89,8 @@ class EchoEngine:
 
     def submit(self, request: TokenRequest) -> None:
         request.sampling.checked(self.vocab)
+        if DEFAULT not in self.names and request.model not in (DEFAULT, *self.names):
+            raise NotFound(f"the model {request.model!r} is not loaded", param="model")
         if request.salt == "refuse me":
             raise RequestError("the engine refuses this", param="cache_salt")
         if request.salt == "fail alone":

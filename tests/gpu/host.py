@@ -17,8 +17,9 @@ from time import perf_counter
 import torch
 from gpu.compiled_model import compiled_model
 
-from ostro.core.engine.runner import LaunchedStep, ModelRunner, standalone_sequence
+from ostro.core.engine.runner import LaunchedStep, ModelRunner
 from ostro.core.engine.scheduler import Chunk, StepPlan
+from ostro.core.engine.standalone import standalone_sequence
 
 SHAPE = {
     "num_hidden_layers": 32,

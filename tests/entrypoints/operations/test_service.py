@@ -11,6 +11,7 @@ import pytest
 from ostro.core.errors import Unsupported
 from ostro.core.messages.commands import AdapterInfo
 from ostro.core.messages.target import ModelTarget
+from ostro.entrypoints.operations.caller import Caller, Forbidden
 from ostro.entrypoints.operations.service import Service
 
 
@@ -52,6 +53,29 @@ def test_a_task_that_the_model_does_not_support(service: Service) -> None:
         asyncio.run(service.admit(ModelTarget(model="other"), "embed"))
     with pytest.raises(Unsupported, match="chat supports text, embed, not speak"):
         asyncio.run(service.admit(ModelTarget(), "speak"))
+
+
+@pytest.mark.parametrize(
+    ("target", "asked"),
+    [({}, "default"), ({"model": "default"}, "default"), ({"model": "fast"}, "fast")],
+)
+def test_a_refusal_names_what_was_asked_for(
+    service: Service, target: dict[str, Any], asked: str
+) -> None:
+    """Errors do not name models that the key may not use."""
+    service.aliases["fast"] = "chat"
+    limited = Caller(models=frozenset({"judge"}))
+    with pytest.raises(Forbidden) as refused:
+        asyncio.run(service.admit(ModelTarget(**target), "text", limited))
+    assert str(refused.value) == f"this API key may not use the model {asked!r}"
+
+
+def test_the_model_of_an_adapter_is_not_told(service: Service) -> None:
+    service.adapters.known["other"] = {"sql": AdapterInfo(name="sql", reference="sql")}
+    limited = Caller(models=frozenset({"judge"}))
+    with pytest.raises(Forbidden) as refused:
+        asyncio.run(service.admit(ModelTarget(model="sql"), "text", limited))
+    assert str(refused.value) == "this API key may not use the model 'sql'"
 
 
 def test_the_task_of_a_request_that_several_tasks_can_answer(service: Service) -> None:
