@@ -195,17 +195,14 @@ class TurnParser:
         rules, exact = Rules(controls or {}), choice != "auto"
         chosen = [x for x in tools if isinstance(choice, str) or x.name in choice]
         thought = cls.write_reasoning(rules)
-        space = SPACE if cls.reasoning and not cls.after_reasoning else ""
         if not chosen:
-            return rules.grammar(f"{thought} {space} {write_answer(cls, rules)}")
+            return rules.grammar(f"{thought} {write_answer(cls, rules)}")
         calls = rules.rule(cls.write_calls(rules, chosen, exact, parallel))
         begin = cls.write_begin(rules, exact or answer)
         if exact:
-            return rules.grammar(f"{thought} {space} {begin} {calls}")
+            return rules.grammar(f"{thought} {begin} {calls}")
         if answer:
-            return rules.grammar(
-                f"{thought} {space} ({write_answer(cls, rules)} | {begin} {calls})"
-            )
+            return rules.grammar(f"{thought} ({write_answer(cls, rules)} | {begin} {calls})")
         before, behind, between = map(rules.text, cls.answer)
         if not before:
             return rules.grammar(f"{thought} (TEXT | {rules.until(cls.begins[0])} {calls})")
@@ -223,7 +220,7 @@ class TurnParser:
         if cls.reasoning is None:
             return ""
         begin, end = cls.reasoning
-        behind = rules.text(cls.after_reasoning)
+        behind = rules.text(cls.after_reasoning) if cls.after_reasoning else SPACE
         return f"({rules.text(begin)} {rules.until(end)} {behind})?"
 
     @classmethod

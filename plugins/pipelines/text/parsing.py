@@ -56,7 +56,8 @@ class OutputFormat:
         markers = self.kind.reasoning
         opened = markers is not None and ends_with(prompt_end, markers[0])
         closed = markers is not None and ends_with(prompt_end, markers[1])
-        reasons = opened or (reasons and self.reasons and not closed)
+        # Reasoning that the prompt begins ends before the grammar does: there is no other.
+        reasons = reasons and self.reasons and not opened and not closed
         kind = self.kind if reasons else with_reasoning(self.kind, None)
         tools = rules.tools if self.calls else ()
         with ParserErrors(self.kind):
@@ -72,7 +73,7 @@ class OutputFormat:
                         raise
                     found = dict(answer)
         if markers and opened:
-            found["after"] = markers[1].strip()
+            return {**found, "after": markers[1].strip(), "space": True}
         return found
 
 
@@ -87,12 +88,25 @@ class CheckedParser:
     def add(self, piece: Piece) -> list[OutputEvent]:
         """See `OutputParser`."""
         with self.errors:
-            return self.parser.add(piece)
+            return self.checked("add", self.parser.add(piece))
 
     def finish(self) -> list[OutputEvent]:
         """See `OutputParser`."""
         with self.errors:
-            return self.parser.finish()
+            return self.checked("finish", self.parser.finish())
+
+    def checked(self, method: str, events: Any) -> list[OutputEvent]:
+        """The events that a method has returned. Raises PluginError for other values."""
+        if isinstance(events, list) and all(isinstance(event, OutputEvent) for event in events):
+            return events
+        found = type(events).__name__
+        if isinstance(events, list):
+            found += f" of {', '.join(sorted({type(event).__name__ for event in events}))}"
+        kind: Any = self.kind
+        raise PluginError(
+            f"the parser {kind.__module__}:{kind.__qualname__} returned {found} from {method}, "
+            "expected a list of events; select another one with --tool-parser"
+        )
 
 
 class ParserErrors:

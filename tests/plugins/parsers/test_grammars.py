@@ -251,6 +251,8 @@ def test_a_text_satisfies_the_grammar_of_the_answer(
     for reasoning in before:
         drawing = Drawing(name, kind, True, "auto", False, "[a-c]{3}[0-9]", tools)
         assert not drawing.matcher.is_accepting()
+        if not reasoning:  # white space is of the answer, unless reasoning is before it
+            assert not drawing.matcher.validate_tokens(drawing.ids_of("\n"))
         drawing.feed(drawing.ids_of(reasoning + text_begin(name, kind)))
         assert drawing.matcher.validate_tokens(drawing.ids_of("abd")) == 2
         drawing.feed(drawing.ids_of("ab"))
