@@ -45,9 +45,11 @@ COMMON = frozenset(
 
 RESERVED = frozenset(
     "messages tools tokenize add_generation_prompt continue_final_message chat_template "
-    "return_dict return_tensors padding truncation max_length".split()
+    "return_dict return_tensors padding truncation max_length self until".split()
 )
-"""Names that are not options: variables set by this module, and arguments of transformers."""
+"""Names that are not options: variables set by this module, arguments of `render` and those of
+transformers.
+"""
 
 
 class ChatTemplate:

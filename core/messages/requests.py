@@ -114,18 +114,11 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
                 )
 
     def _check_dry(self, dry: Dry) -> None:
-        valid = (
-            0 <= dry.multiplier <= 100
-            and 1 <= dry.base <= 10
-            and 1 <= dry.allowed_length <= 1000
-            and 0 <= dry.window <= 2**20
-        )
-        if not valid:
-            raise RequestError(
-                f"dry settings out of range: {dry}; multiplier 0..100, base 1..10, allowed_length "
-                f"1..1000 and window 0..{2**20} are allowed",
-                param="dry",
-            )
+        for name, low, high in DRY_RANGES:
+            value = getattr(dry, name)
+            if not low <= value <= high:
+                message = f"dry.{name}={value} is not within {low}..{high}"
+                raise RequestError(message, param=f"dry.{name}")
 
 
 RANGES: tuple[tuple[str, float, float], ...] = (
@@ -143,6 +136,13 @@ RANGES: tuple[tuple[str, float, float], ...] = (
     ("min_tokens", 0, 2**31),
     ("logprobs", 0, MAX_LOGPROBS),
     ("prompt_logprobs", 0, MAX_LOGPROBS),
+)
+
+DRY_RANGES: tuple[tuple[str, float, float], ...] = (
+    ("multiplier", 0, 100),
+    ("base", 1, 10),
+    ("allowed_length", 1, 1000),
+    ("window", 0, 2**20),
 )
 
 USUAL_RANGES: tuple[tuple[str, float, float], ...] = (

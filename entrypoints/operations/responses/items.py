@@ -208,7 +208,10 @@ def read_item(given: msgspec.Raw, where: str, kinds: Sequence[str]) -> Item | It
             item = decoder.decode(given)
             if tag_of(item) in kinds:
                 return item
-    found = without_nulls(msgspec.json.decode(given))
+    try:
+        found = without_nulls(msgspec.json.decode(given))
+    except msgspec.ValidationError as error:  # a number beyond all floats
+        raise mistyped(error, where) from None
     if isinstance(found, dict):
         kind = found.setdefault("type", "message" if "role" in found else "item_reference")
         if kind not in kinds:

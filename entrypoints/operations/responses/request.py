@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from ostro.core.errors import OstroError, RequestError, Unsupported
 from ostro.core.messages.target import ModelTarget
 from ostro.core.messages.text_requests import ChatRequest
-from ostro.core.pipeline import parse
+from ostro.core.pipeline import mistyped, parse
 from ostro.entrypoints.operations.decoding import json_aside
 from ostro.entrypoints.operations.metadata import Metadata
 from ostro.entrypoints.operations.responses.chat import chat_messages
@@ -362,7 +362,10 @@ def chat_tool(tool: FunctionTool, where: str) -> dict[str, Any]:
 
 def schema_object(schema: msgspec.Raw, where: str) -> dict[str, Any]:
     """Return a JSON schema as objects. Raises RequestError if it is none."""
-    value = msgspec.json.decode(schema)
+    try:
+        value = msgspec.json.decode(schema)
+    except msgspec.ValidationError as error:  # a number beyond all floats
+        raise mistyped(error, where) from None
     if not isinstance(value, dict):
         raise RequestError(f"{where}: expected an object", param=where)
     return value
@@ -383,8 +386,12 @@ NAMES: Mapping[str, str] = {
 
 
 def with_own_field(error: E) -> E:
-    """Return an error of a chat request, with the name of the response's field."""
-    if error.param is not None and (own := NAMES.get(error.param.partition("[")[0])):
-        error.args = (re.sub(f"^{re.escape(error.param)}(?=:)", own, str(error)),)
+    """Return an error of a chat request, with the name of the response's field.
+
+    Without the numbers of messages, which are not those of items.
+    """
+    name = "" if error.param is None else error.param.partition("[")[0]
+    if own := NAMES.get(name):
+        error.args = (re.sub(rf"^{name}(\[\d+\][.\w]*)?(?=[:= ])", own, str(error)),)
         error.param = own
     return error

@@ -13,6 +13,13 @@ from ostro.pipelines import Usage
 StopReason = Literal[
     "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
 ]
+NAMES = {
+    "stop": "stop_sequences",
+    "thinking_budget": "thinking.budget_tokens",
+    "reasoning_effort": "thinking",
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+}
+"""Fields of chat requests that have another name in Anthropic's API, and this name."""
 STATUSES = {503: 529}
 """Statuses of errors that differ from OpenAI's."""
 TYPES = {
@@ -54,7 +61,9 @@ def anthropic_error(
     status: int, message: str, code: str | None, param: str | None
 ) -> AnthropicError:
     """Return an error in Anthropic's form. `code` has no place in it."""
-    param = "stop_sequences" if param == "stop" else param
+    if param is not None and (own := NAMES.get(param)):
+        message = own + message.removeprefix(param) if message.startswith(param) else message
+        param = own
     kind = TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
     if param and param not in message:
         message = f"{param}: {message}"

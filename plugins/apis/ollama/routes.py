@@ -74,8 +74,8 @@ MANAGED = {
     "POST /api/blobs/{digest}": "upload",
 }
 """Routes that change Ollama's library of models."""
-OPTIONS = {field: name for name, field in SAMPLING.items() if field != name}
-"""Fields of errors that have another name in Ollama's API, and this name."""
+OPTIONS = {field: name for name, field in SAMPLING.items()}
+"""Fields of errors that are options in Ollama's API, and their names there."""
 
 Convert = Callable[[Any, ModelEntry], dict[str, Any]]
 """Converts a request to the fields of a chat or completion request."""
@@ -263,7 +263,9 @@ def entry_of(operations: Operations, caller: Caller, name: str) -> ModelEntry:
 def ollama_error(status: int, message: str, code: str | None, param: str | None) -> OllamaError:
     """Return an error in Ollama's form. Options have the names of Ollama's requests."""
     if param in OPTIONS:
-        message = message.replace(param, f"options.{OPTIONS[param]}")
+        own = f"options.{OPTIONS[param]}"
+        rest = message.removeprefix(param)
+        message = f"{own}: {message}" if rest == message else own + rest
     return OllamaError(error=message)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -48,7 +50,8 @@ async def rerank(operations: Operations, caller: Caller, body: RerankBody) -> Re
     request = RerankRequest(
         query=body.query, documents=texts_of(body.documents), top_n=body.top_n, **body.target
     )
-    ranking = await operations.rerank(request, caller)
+    with naming(input="documents"):
+        ranking = await operations.rerank(request, caller)
     results = [
         schema.RerankResult(
             index=document.index,
@@ -66,7 +69,8 @@ async def cohere_rerank(
     """Rank documents by relevance to a query, as at Cohere."""
     fields = {name: getattr(body, name) for name in ("documents", "top_n", "max_tokens_per_doc")}
     request = RerankRequest(query=body.query, **fields, **body.target)
-    ranking = await operations.rerank(request, caller)
+    with naming(input="documents"):
+        ranking = await operations.rerank(request, caller)
     return CohereRerankResponse(
         id=id_of("rerank"),
         results=[
@@ -84,12 +88,11 @@ async def cohere_rerank(
 
 async def score(operations: Operations, caller: Caller, body: ScoreBody) -> ScoreResponse:
     """Score pairs of texts by relevance or similarity."""
-    request = ScoreRequest(
-        queries=either(body, "text_1", "queries"),
-        documents=either(body, "text_2", "documents"),
-        **body.target,
-    )
-    scores = await operations.score(request, caller)
+    first, queries = either(body, "text_1", "queries")
+    second, documents = either(body, "text_2", "documents")
+    request = ScoreRequest(queries=queries, documents=documents, **body.target)
+    with naming(queries=first, documents=second, input=second):
+        scores = await operations.score(request, caller)
     data = [schema.ScoreItem(index=index, score=x) for index, x in enumerate(scores.scores)]
     return ScoreResponse(data=data, **listed(scores, "score"))
 
@@ -145,14 +148,26 @@ def texts_of(documents: Sequence[str | dict[str, str | None]]) -> list[str]:
     return texts
 
 
-def either(body: msgspec.Struct, *names: str) -> list[str]:
-    """Return the texts of the one field that is given. Raises RequestError for none and both."""
+def either(body: msgspec.Struct, *names: str) -> tuple[str, list[str]]:
+    """Return the one field that is given, and its texts. Raises RequestError for none and both."""
     given = [name for name in names if getattr(body, name) is not None]
     if len(given) != 1:
         found = "both" if given else "none"
         raise RequestError(f"expected {' or '.join(names)}, got {found}", param=names[0])
     value: str | list[str] = getattr(body, given[0])
-    return [value] if isinstance(value, str) else value
+    return given[0], [value] if isinstance(value, str) else value
+
+
+@contextmanager
+def naming(**own: str) -> Iterator[None]:
+    """Let errors name the fields of the route: `own` are these by those of the operation."""
+    try:
+        yield
+    except RequestError as error:
+        if name := own.get(error.param or ""):
+            error.args = (re.sub(rf"^{error.param}(?=[\[:=])", name, str(error)),)
+            error.param = name
+        raise
 
 
 def id_of(kind: str) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from msgspec import to_builtins
@@ -20,6 +21,8 @@ from ostro.pipelines import (
 from ostro.pipelines import RequestMedium as Medium
 
 MAX_MESSAGES = 10_000
+MAX_BUDGET = 2**31
+"""The largest number of tokens of reasoning."""
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 ADDRESSES = {
     "image_url": "image_url",
@@ -49,7 +52,7 @@ def read_conversation(
     messages = [Message(role="user", content=given)] if isinstance(given, str) else given
     if not 0 < len(messages) <= MAX_MESSAGES:
         raise RequestError(
-            f"{len(messages)} messages; expected 1..{MAX_MESSAGES}", param="messages"
+            f"messages: got {len(messages)}, expected 1..{MAX_MESSAGES}", param="messages"
         )
     if limit is not None and len(messages) > limit:
         raise ContextLengthExceeded(
@@ -237,10 +240,14 @@ def budget_of(request: ChatRequest, template: ChatTemplate | None, reasons: bool
     """The most tokens of reasoning; None without a limit.
 
     The effort "none" ends reasoning at once where the template cannot disable it. `reasons`: the
-    template has markers of reasoning.
+    template has markers of reasoning. Raises RequestError for a number out of range.
     """
-    if request.thinking_budget is not None or request.reasoning_effort != "none":
-        return request.thinking_budget
+    if (budget := request.thinking_budget) is not None and not 0 <= budget <= MAX_BUDGET:
+        raise RequestError(
+            f"thinking_budget={budget} is not within 0..{MAX_BUDGET}", param="thinking_budget"
+        )
+    if budget is not None or request.reasoning_effort != "none":
+        return budget
     if template is None or not reasons or effort_options("none", template.features):
         return None
     return 0
@@ -260,3 +267,14 @@ def prompts_of(prompt: str | Sequence[str | int | list[int]]) -> list[str | list
             param="prompt",
         )
     return [*texts, *lists]
+
+
+@contextmanager
+def naming_messages() -> Iterator[None]:
+    """Let errors of the prompt of a chat name the field `messages`. Also a decorator."""
+    try:
+        yield
+    except RequestError as error:
+        if error.param == "prompt":
+            error.param = "messages"
+        raise

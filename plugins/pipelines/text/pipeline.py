@@ -82,7 +82,7 @@ class Text(Preparer):
     async def run(self, request: ChatRequest, work: Callable[[], T]) -> T:
         """Run work on a conversation in a thread: in one of the media worker for media."""
         if has_media(request) and (media_worker := self.model.media_worker) is not None:
-            return await asyncio.get_running_loop().run_in_executor(media_worker.threads, work)
+            return await media_worker.run(work)
         return await EXECUTOR.run(size_of_chat(request), work)
 
     async def attach_files(self, request: ChatRequest, read: ReadFile) -> ChatRequest:
@@ -106,13 +106,21 @@ class Text(Preparer):
         size = size_of_json(request.prompt)
         return TextAnswer(self.engine, await EXECUTOR.run(size, work))
 
-    def fetch_media(self, tokens: Sequence[int], media: Sequence[Medium]) -> Prompt:
-        """The prompt with its media, fetched here and prepared in the media worker process."""
+    def fetch_media(
+        self,
+        tokens: Sequence[int],
+        media: Sequence[Medium],
+        check: Callable[[int], object] = lambda length: None,
+    ) -> Prompt:
+        """The prompt with its media, fetched here and prepared in the media worker process.
+
+        check: raises an error for a prompt of too many tokens; called before media are decoded.
+        """
         media_worker = self.model.media_worker
         assert media_worker is not None, "`check_media` refuses media for text-only models"
         found = fetch_all([medium.value for medium in media])
         sources = [MediaSource(m.kind, data) for m, data in zip(media, found, strict=True)]
-        return media_worker.prepare(tokens, sources)
+        return media_worker.prepare(tokens, sources, check)
 
 
 class TextAnswer:

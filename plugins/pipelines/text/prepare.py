@@ -30,6 +30,7 @@ from ostro.plugins.pipelines.text.continuation import PromptContinuation
 from ostro.plugins.pipelines.text.conversation import (
     END,
     budget_of,
+    naming_messages,
     options_of,
     prompts_of,
     read_conversation,
@@ -37,20 +38,16 @@ from ostro.plugins.pipelines.text.conversation import (
 from ostro.plugins.pipelines.text.infill import InfillTokens
 from ostro.plugins.pipelines.text.parsing import NONE, OutputFormat, ends_with, output_format
 from ostro.plugins.pipelines.text.sampling import (
+    check_integers,
     check_length,
     describe_type_error,
     sampling_of,
 )
-from ostro.plugins.pipelines.text.structure import (
-    BUDGET,
-    GRAMMAR,
-    check_ends,
-    take_arguments,
-)
+from ostro.plugins.pipelines.text.structure import BUDGET, GRAMMAR, check_ends, take_arguments
 from ostro.plugins.pipelines.text.tools import CallRules, call_rules, offered_tools, tools_of
 
-InsertMedia = Callable[[Sequence[int], Sequence[Medium]], Prompt]
-"""Expands the placeholders of media in a prompt."""
+InsertMedia = Callable[..., Prompt]
+"""Expands the placeholders of media in a prompt; see `Text.fetch_media`."""
 
 NewParser = Callable[[], OutputParser]
 """Makes the parser of a choice."""
@@ -142,8 +139,6 @@ class Preparer:
         if thinking_budget is None:
             return sampling
         name = "thinking_budget"
-        if thinking_budget < 0:
-            raise RequestError(f"{name}={thinking_budget} is negative", param=name)
         if BUDGET not in self.model.processors:
             raise Unsupported(
                 f"{name} needs the logits processor {BUDGET}, which is not installed", param=name
@@ -282,6 +277,7 @@ class Preparer:
         besides sampling. Raises RequestError for a prompt that is empty or has unknown ids.
         """
         check_tokens(prompt.tokens, self.model.vocab)
+        check_integers(sampling.processors)
         room, wanted = self.context_of(request) - len(prompt.tokens), sampling.max_tokens
         if room > 0:  # the engine refuses longer prompts
             wanted = room if wanted is None else min(wanted, room)
@@ -308,6 +304,7 @@ class Preparer:
             controls=self.controls,
         )
 
+    @naming_messages()
     def prepare_chat(
         self,
         request: ChatRequest,
@@ -325,7 +322,8 @@ class Preparer:
             request, self.tokenizer, self.model.vocab, self.model.sampling.values
         )
         context = self.context_of(request)
-        prompt = self.chat_prompt(request, insert_media, template=template, limit=context)
+        insert = partial(insert_media, check=partial(check_length, sampling, context=context))
+        prompt = self.chat_prompt(request, insert, template=template, limit=context)
         try:
             check_length(sampling, len(prompt.tokens), context)
             tools = tools_of(request)
@@ -346,6 +344,7 @@ class Preparer:
             prompt.drop()
             raise
 
+    @naming_messages()
     def chat_prompt(
         self,
         request: ChatRequest,

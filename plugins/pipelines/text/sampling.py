@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,14 @@ MAX_BIASES = 1024
 MAX_SALT = 256
 MAX_BEST_OF = 64
 MAX_PRIORITY = 2**31
-NAMES = {"stop_ids": "stop_token_ids", "dry": "dry_multiplier"}
+NAMES = {
+    "stop_ids": "stop_token_ids",
+    "dry": "dry_sequence_breakers",
+    "dry.multiplier": "dry_multiplier",
+    "dry.base": "dry_base",
+    "dry.allowed_length": "dry_allowed_length",
+    "dry.window": "dry_penalty_last_n",
+}
 """Fields of `Sampling` with other names in requests."""
 TYPES = {
     "bool": "true or false",
@@ -66,7 +74,12 @@ def sampling_of(
         sampling = check_ends(Sampling(**values).checked(vocab))
     except RequestError as error:
         name = error.param or ""
-        raise RequestError(str(error), param=NAMES.get(name, name)) from None
+        if (own := NAMES.get(name)) is None:
+            raise
+        message = str(error)
+        if message.startswith(name):
+            message = own + message.removeprefix(name)
+        raise RequestError(message, param=own) from None
     if sampling.max_tokens == 0 and not (echoes and sampling.prompt_logprobs is not None):
         raise RequestError("max_tokens=0 generates nothing; use at least 1", param="max_tokens")
     return sampling
@@ -140,6 +153,20 @@ def dry_of(request: TextRequest, tokenizer: Tokenizer) -> Dry | None:
     }
     fields = {name: value for name, value in given.items() if value is not None}
     return Dry(breakers=tuple(dict.fromkeys(ends)), **fields)
+
+
+def check_integers(processors: Mapping[str, Any]) -> None:
+    """Raise RequestError for an integer beyond 64 bits in the parameters of logits processors."""
+    for name, parameter in processors.items():
+        field = parameter.get("field") if isinstance(parameter, dict) else None
+        field = field if isinstance(field, str) else f"logits_processors.{name}"
+        try:
+            with suppress(TypeError):  # an object, which Python may pass to its own engine
+                msgspec.msgpack.encode(parameter)
+        except OverflowError:
+            raise RequestError(
+                f"{field:.80}: an integer is not within -2^63..2^64-1", param=field[:80]
+            ) from None
 
 
 def check_length(sampling: Sampling, prompt: int, context: int) -> None:

@@ -189,9 +189,16 @@ class Vectors:
         tokens = []
         for i, x in enumerate(inputs):
             with named(i):
-                ids = self.encode_text(before + x, keep) if isinstance(x, str) else x
+                ids = self.encode_text(before + x, keep) if isinstance(x, str) else self.checked(x)
             tokens.append(ids if keep is None else ids[:keep])
         return tokens
+
+    def checked(self, ids: list[int]) -> list[int]:
+        """The token ids of an input. Raises RequestError for one outside of the vocabulary."""
+        vocab = self.model.vocab or self.model.require_tokenizer().vocab_size
+        if wrong := [id for id in ids if not 0 <= id < vocab]:
+            raise RequestError(f"token id {wrong[0]} is not within 0..{vocab - 1}", param="input")
+        return ids
 
     def encode_text(self, text: str, keep: int | None) -> list[int]:
         """Token ids of a text; of more than `keep` ids the last ones before the suffix go.
@@ -286,11 +293,11 @@ class Vectors:
 
 @contextmanager
 def named(i: int) -> Iterator[None]:
-    """Add the index of the input to a ContextLengthExceeded."""
+    """Add the index of the input to a RequestError."""
     try:
         yield
-    except ContextLengthExceeded as error:
-        raise ContextLengthExceeded(f"input[{i}]: {error}", param="input") from None
+    except RequestError as error:
+        raise type(error)(f"input[{i}]: {error}", param="input") from None
 
 
 def probabilities(scores: Rows) -> Scores:

@@ -41,6 +41,8 @@ CREATE INDEX by_expiry ON documents (expires) WHERE expires IS NOT NULL;
 """
 COLUMNS = "owner, kind, id, body, version, created, expires, blob"
 KEY = "owner = ? AND kind = ? AND id = ?"
+KEY_BYTES = 1 << 12
+"""The most bytes of a document's row besides its body."""
 T = TypeVar("T")
 LIVE = "(expires IS NULL OR expires > ?)"
 
@@ -51,6 +53,12 @@ def open_store(location: str) -> DocumentStore:
     Raises UsageError for a folder that is not private, StoreError for one that is not usable.
     """
     return SqliteStore(Path(location).expanduser())
+
+
+class DocumentTooLarge(StoreError):
+    """A document exceeds the limit of SQLite on a row."""
+
+    status, code = 413, "request_too_large"
 
 
 class SqliteStore:
@@ -147,6 +155,11 @@ class SqliteStore:
 
     def put(self, document: Document, /, *, expected: int | None = None) -> int:
         key = (document.owner, document.kind, document.id)
+        limit = self.db.getlimit(sqlite3.SQLITE_LIMIT_LENGTH) - KEY_BYTES
+        if len(document.body) > limit:
+            raise DocumentTooLarge(
+                f"a document has {len(document.body)} bytes, and the limit is {limit}; send less"
+            )
         with self.writing():
             query = f"SELECT version, blob, {LIVE} FROM documents WHERE {KEY}"
             row = self.db.execute(query, (self.clock(), *key)).fetchone()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from tiny.chats import (
     small,
 )
 
-from ostro.core.chat import ChatTemplate, load_template, prompt_tokens
+from ostro.core.chat import RESERVED, ChatTemplate, load_template, prompt_tokens
 from ostro.core.errors import RequestError, TemplateError
 
 
@@ -96,6 +97,9 @@ class TestOptions:
         assert template.render(USER, mood="calm") == "calm"
         with pytest.raises(RequestError, match=r"'moods' is not an option.*nearest: mood"):
             template.render(USER, moods="calm")
+
+    def test_the_parameters_of_render_are_no_options(self) -> None:
+        assert {*signature(ChatTemplate.render).parameters} <= RESERVED | {"kwargs"}
 
     def test_common_options_are_let_pass(self) -> None:
         assert ChatTemplate("a", tokens={}).render(USER, enable_thinking=False) == "a"

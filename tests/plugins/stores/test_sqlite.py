@@ -27,6 +27,17 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
+def test_a_document_beyond_the_limit_of_sqlite_is_too_large(folder: Path, make: Make) -> None:
+    store = SqliteStore(folder)
+    store.db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 1 << 20)
+    store.put(make("small", b"x" * (1 << 19)))
+    with pytest.raises(StoreError, match="has 1048576 bytes, and the limit is") as refused:
+        store.put(make("large", b"x" * (1 << 20)))
+    assert refused.value.status == 413 and "move its folder" not in str(refused.value)
+    assert [each.id for each in store.list("ann", "note")] == ["small"]
+    store.close()
+
+
 def child(folder: Path, code: str, *, wait: bool = True) -> subprocess.Popen[str]:
     """Run code in a process, with `store` open in the folder and `make(id, body)`."""
     head = """

@@ -32,6 +32,7 @@ ROUTES: dict[str, dict[str, Any]] = {
 }
 """A good request for each route."""
 MANY = ["a"] * 2049
+LONG = "hello world " * 200
 
 
 @pytest.fixture(scope="module")
@@ -156,6 +157,10 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("/rerank", {"query": "a", "documents": [{"title": "b"}]}, "documents[0].text is missing"),
     ("/rerank", {"query": "a", "documents": MANY}, "got 2049 inputs; the limit is 2048"),
     ("/rerank", {**RERANK, "topn": 1}, "unknown field 'topn'"),
+    ("/rerank", {"query": "a", "documents": ["a", LONG]}, "documents[1]: "),
+    ("/v2/rerank", {"query": "a", "documents": [LONG]}, "documents[0]: "),
+    ("/score", {"text_1": "a", "text_2": ["a", LONG]}, "text_2[1]: "),
+    ("/score", {"queries": "a", "documents": LONG}, "documents[0]: "),
     ("/v1/rerank", {**RERANK, "top_n": 0}, "top_n=0 is not positive"),
     ("/v1/rerank", {**RERANK, "query": "a\0"}, "U+0000"),
     ("/v1/rerank", {**RERANK, "model": "tiny"}, "tiny supports text, embed, not rerank"),
@@ -208,6 +213,24 @@ def test_bad_then_good(
     assert response.status_code == (404 if "adapter" in body else 400), response.text
     assert message in message_of(path, response.json())
     post(server, path, **ROUTES[path])
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"text_1": "a", "text_2": MANY}, "text_2"),
+        ({"queries": "a", "documents": MANY}, "documents"),
+        ({"text_1": MANY, "documents": "a"}, "text_1"),
+        ({"text_1": "a", "text_2": []}, "text_2"),
+        ({"text_1": ["a", "b"], "text_2": TEXTS}, "text_1"),
+        ({"text_1": "a", "text_2": LONG}, "text_2"),
+    ],
+)
+def test_errors_of_scores_name_the_field_of_the_request(
+    server: RunningServer, body: dict[str, Any], param: str
+) -> None:
+    response = server.post("/v1/score", **body)
+    assert response.status_code == 400 and response.json()["error"]["param"] == param
 
 
 @pytest.mark.parametrize("path", ROUTES)

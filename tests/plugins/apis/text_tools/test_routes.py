@@ -92,7 +92,7 @@ def test_the_tokens_of_a_chat_are_those_of_its_completion(server: Any) -> None:
         (TOKENIZE, {"prompt": "a", "chat_template": "b"}, "chat_template", "not supported"),
         (TOKENIZE, {"prompt": ["a"]}, "prompt", "Expected `str"),
         (TOKENIZE, {"prompt": "a", "return_token_str": 1}, "return_token_str", "token_strs"),
-        (TOKENIZE, {"messages": []}, "messages", "0 messages"),
+        (TOKENIZE, {"messages": []}, "messages", "messages: got 0"),
         (TOKENIZE, {"messages": [{"role": "no", "content": ""}]}, "messages[0].role", "role"),
         (TOKENIZE, {"messages": [{"content": ""}]}, "messages[0].role", "role"),
         (TOKENIZE, {"prompt": "a\0"}, None, "U+0000"),
@@ -105,7 +105,7 @@ def test_the_tokens_of_a_chat_are_those_of_its_completion(server: Any) -> None:
         (DETOKENIZE, {"tokens": [999_999]}, "tokens", "is not within"),
         (TEMPLATE, {"messages": MESSAGES, "tool": []}, "tool", "unknown field"),
         (TEMPLATE, {"messages": 5}, "messages", "Expected"),
-        (COUNT, {"messages": []}, "messages", "0 messages"),
+        (COUNT, {"messages": []}, "messages", "messages: got 0"),
         (COUNT, {"messages": MESSAGES, "chat_template_kwargs": {"a": 1}}, None, "not an option"),
     ],
 )
