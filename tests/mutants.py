@@ -276,6 +276,10 @@ CORE: Mapping[str, Mapping[str, Change]] = {
             "if found is not None and forced is not None:",
             "if False:",
         ),
+        "late-sequences-shift-masks": (
+            "if len(users) < len(owners):",
+            "if False:",
+        ),
     },
     "core/engine/scheduler.py": {
         "answers-with-log-probabilities-get-tokens-without-a-draw": (
@@ -381,8 +385,8 @@ CORE: Mapping[str, Mapping[str, Change]] = {
             "Acceptance()",
         ),
         "proposed-tokens-are-not-checked": (
-            "if any(not 0 <= token < self.vocab",
-            "if any(not 0 <= token",
+            "valid = all(0 <= token < self.vocab for",
+            "valid = all(0 <= token for",
         ),
         "drafts-ignore-the-ban-of-the-end": (
             "and sequence.drawn >= rules.min_tokens",
@@ -614,8 +618,8 @@ CORE: Mapping[str, Mapping[str, Change]] = {
     },
     "core/turns.py": {
         "one-owner-gets-all-threads": (
-            "self._threads, self._most = threads, max(1, threads - 1)",
-            "self._threads, self._most = threads, threads",
+            "most or max(1, threads - 1)",
+            "most or threads",
         ),
         "owner-keeps-its-threads": (
             "self._running[ended] -= 1",
@@ -951,6 +955,36 @@ PLUGINS: Mapping[str, Mapping[str, Change]] = {
             "hashlib.sha256(data)",
         ),
     },
+    "plugins/logits/grammar/endless.py": {
+        "first-items-alone-are-required": (
+            "if least > len(first) else []",
+            "if least < 0 else []",
+        ),
+        "finite-branch-is-not-enough": (
+            "if branches and not any(",
+            "if branches and not all(",
+        ),
+    },
+    "plugins/logits/grammar/masks.py": {
+        "steps-wait-for-slow-rows": (
+            "            if row.slow:",
+            "            if row.slow and False:",
+        ),
+        "masks-have-no-time-limit": (
+            "if seconds > MAX_TOKEN:",
+            "if seconds > 1000 * MAX_TOKEN:",
+        ),
+        "rows-behind-a-slow-one-stay-busy": (
+            "quick.pop().busy = False",
+            "quick.pop()",
+        ),
+    },
+    "plugins/logits/grammar/worker.py": {
+        "answers-behind-other-output-are-not-checked": (
+            "if key not in ENCLOSING}",
+            'if key != "after"}',
+        ),
+    },
     "plugins/logits/grammar/parameter.py": {
         "marker-may-be-empty": (
             "0 < len(marker) <= MAX_MARKER",
@@ -959,12 +993,16 @@ PLUGINS: Mapping[str, Mapping[str, Change]] = {
     },
     "plugins/logits/grammar/processor.py": {
         "preempted-output-is-not-read": (
-            "self.matchers[each.row].consume_tokens(list(each.output))",
-            "self.matchers[each.row].consume_tokens([])",
+            "GrammarRow(matcher, self.words, list(request.output))",
+            "GrammarRow(matcher, self.words, [])",
         ),
         "masks-of-drafts-take-one-row": (
-            "first += 1 + len(request.drafts)",
-            "first += 1",
+            "row, end = self.rows[request.row], first + 1 + len(request.drafts)",
+            "row, end = self.rows[request.row], first + 1",
+        ),
+        "busy-rows-are-computed-twice": (
+            "if not row.busy and not row.error and",
+            "if not row.error and",
         ),
     },
     "plugins/parsers/json_calls.py": {
@@ -999,8 +1037,8 @@ PLUGINS: Mapping[str, Mapping[str, Change]] = {
             "if not numbers or not any(is_public(number) for number in numbers):",
         ),
         "each-medium-may-have-all-bytes": (
-            "        left -= len(found[-1])",
-            "        len(found[-1])",
+            "        left -= len(found[source])",
+            "        len(found[source])",
         ),
         "addresses-of-6to4-are-public": (
             '"2002::/16",',
