@@ -970,6 +970,10 @@ PLUGINS: Mapping[str, Mapping[str, Change]] = {
             "            if row.slow:",
             "            if row.slow and False:",
         ),
+        "older-masks-are-used": (
+            "if self.tokens or self.masks is None",
+            "if self.masks is None",
+        ),
         "masks-have-no-time-limit": (
             "if seconds > MAX_TOKEN:",
             "if seconds > 1000 * MAX_TOKEN:",
@@ -1001,8 +1005,8 @@ PLUGINS: Mapping[str, Mapping[str, Change]] = {
             "row, end = self.rows[request.row], first + 1",
         ),
         "busy-rows-are-computed-twice": (
-            "if not row.busy and not row.error and",
-            "if not row.error and",
+            "if not row.busy and not row.error and row",
+            "if not row.error and row",
         ),
     },
     "plugins/parsers/json_calls.py": {
@@ -1132,7 +1136,7 @@ PLUGINS: Mapping[str, Mapping[str, Change]] = {
     },
     "plugins/pipelines/text/parsing.py": {
         "every-model-may-begin-with-reasoning": (
-            "reasons = opened or (reasons and self.reasons and not closed)",
+            "reasons = reasons and self.reasons and not opened and not closed",
             "reasons = True",
         ),
         "reasoning-of-the-prompt-is-constrained": (

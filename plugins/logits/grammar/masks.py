@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from time import thread_time
@@ -58,9 +62,11 @@ class GrammarRow:
         """Whether no step waits for the masks."""
         return self.seconds > SLOW
 
-    def has_masks(self, drafts: Sequence[int]) -> bool:
-        """Whether the masks before and behind these drafts are computed."""
-        return not self.tokens and self.masks is not None and len(self.masks) > len(drafts)
+    def masks_of(self, drafts: Sequence[int]) -> Tensor | None:
+        """The masks before and behind these drafts; None unless they are computed."""
+        if self.tokens or self.masks is None or len(self.masks) <= len(drafts):
+            return None
+        return self.masks[: 1 + len(drafts)]
 
     def read(self) -> None:
         """Have the matcher read the tokens. Sets `error` if they exceed a limit."""
@@ -112,8 +118,8 @@ class MaskThreads:
 
     def __init__(self) -> None:
         self._quick = ThreadPoolExecutor(THREADS, "ostro-masks")
-        # One thread, below the engine's: slow grammars do not take the cores of steps.
-        self._slow = ThreadPoolExecutor(1, "ostro-slow-masks", initializer=lower_priority)
+        # One thread, below all others: slow grammars do not take the cores of steps.
+        self._slow = ThreadPoolExecutor(1, "ostro-slow-masks", initializer=run_when_idle)
 
     def compute(self, rows: Sequence[GrammarRow]) -> None:
         """Compute the masks of rows that are not busy; wait for them as long as a step may.
@@ -137,6 +143,18 @@ class MaskThreads:
                 quick.pop().busy = False
             except IndexError:  # a thread took the last one
                 break
+
+
+def run_when_idle() -> None:
+    """Let this thread run on cores that no other one needs, where the system has such threads.
+
+    A lower priority is not enough: two threads of a step may then share the other core, and each
+    wait for the other one takes a time slice of some milliseconds.
+    """
+    lower_priority()
+    if sys.platform == "linux":
+        with suppress(OSError):  # not allowed in this container
+            os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
 
 
 def compute_all(rows: deque[GrammarRow]) -> None:

@@ -66,7 +66,7 @@ class GrammarProcessor:
         for request in requests:
             row = self.rows[request.row]
             row.tokens += request.tokens
-            if not row.busy and not row.error and not row.has_masks(request.drafts):
+            if not row.busy and not row.error and row.masks_of(request.drafts) is None:
                 row.drafts = list(request.drafts)
                 missing.append(row)
         MASKS.compute(missing)
@@ -74,10 +74,12 @@ class GrammarProcessor:
         first = 0
         for index, request in enumerate(requests):
             row, end = self.rows[request.row], first + 1 + len(request.drafts)
-            if row.busy or row.error or row.masks is None:
+            if row.busy or row.error:
                 unfilled[index] = None if row.busy else row.error
+            elif (computed := row.masks_of(request.drafts)) is None:
+                unfilled[index] = None
             else:
-                masks[first:end] = row.masks[: end - first]
+                masks[first:end] = computed
             first = end
         return unfilled
 

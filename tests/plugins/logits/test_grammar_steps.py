@@ -76,6 +76,24 @@ def test_a_step_does_not_wait_for_a_slow_mask(
     assert [allowed(mask, known.size) for mask in masks] == [{b}, {d}]
 
 
+def test_a_row_that_has_not_begun_keeps_no_older_mask(
+    threads: MaskThreads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = vocabulary()
+    processor, blocking, _ = two_rows()
+    c, d = known.pieces.index(b"c"), known.pieces.index(b"d")
+    masks = open_masks(known, 1)
+    assert not processor.fill([request(1)], masks)  # the mask before the token below
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "wait", wait_for(blocking.begun))
+        assert processor.fill([request(0), request(1, [c])], open_masks(known, 2)) == {
+            0: None,
+            1: None,
+        }
+    blocking.go.set()
+    assert not processor.fill([request(1)], masks) and allowed(masks[0], known.size) == {d}
+
+
 def test_no_step_waits_for_a_row_that_was_slow(
     threads: MaskThreads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
