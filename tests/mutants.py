@@ -241,6 +241,16 @@ CORE: Mapping[str, Mapping[str, Change]] = {
             "if generated > sequence.limit:",
         ),
     },
+    "core/engine/late.py": {
+        "preempted-late-sequence-draws": (
+            " if c.sequence.row >= 0]",
+            "]",
+        ),
+        "restarted-sequence-keeps-its-late-row": (
+            "self.rows.pop(sequence, None)",
+            "pass",
+        ),
+    },
     "core/engine/layout.py": {
         "each-draft-continues-from-the-last-token": (
             "if place > 0:",

@@ -30,7 +30,7 @@ class AdapterStore:
     ) -> None:
         """Unused adapters are evicted while all together have more than `host_bytes`.
 
-        `may_probe` tells whether there is memory for `probe` now.
+        `may_probe` returns whether the cache has room for `probe` now.
         """
         self.adapter_pool, self.probe, self.host_bytes = adapter_pool, probe, host_bytes
         self.may_probe = may_probe

@@ -80,7 +80,7 @@ class DrivenEngine(Protocol):
 
 
 class Watched(Protocol):
-    """What the loop tells its watchdog, see `core.plugins.watchdog`."""
+    """The state of the loop, which a watchdog reads; see `core.plugins.watchdog`."""
 
     passes: int
     waiting: bool

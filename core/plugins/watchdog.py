@@ -135,7 +135,7 @@ def is_long(frame: FrameType) -> bool:
 
 
 def identity(frame: FrameType) -> tuple[object, int]:
-    """What tells two calls apart: the function, and the object of a method, such as a layer."""
+    """The identity of a call: its function, and the object of a method, such as a layer."""
     # Only of methods: reading its locals, a frame keeps copies of them until it is read again.
     is_method = frame.f_code.co_varnames[:1] == ("self",)
     return frame.f_code, id(frame.f_locals.get("self")) if is_method else 0

@@ -72,8 +72,8 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     def check(self, model: str, adapters: Iterable[str] = (), *, asked: str | None = None) -> None:
         """Raise Forbidden unless the caller may use a model, and adapters by name or generation.
 
-        asked: the name in the request if it is another one, such as an alias. The error tells no
-        name of a model that the caller may not use.
+        asked: the name in the request if it is another one, such as an alias. The error contains
+        this name, and not that of a model which the caller may not use.
         """
         if not self.may_use(model):
             name = model if asked is None else asked

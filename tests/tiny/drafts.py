@@ -38,6 +38,18 @@ def requests_of(tiny: Subject, **rules: Any) -> list[TokenRequest]:
     ]
 
 
+def masked_requests(tiny: Subject, masks: dict[str, Any], **fields: Any) -> list[TokenRequest]:
+    """Greedy and sampled requests with mask processors and their parameters, and one without."""
+    rules: dict[str, Any] = {"max_tokens": LENGTH, "ignore_eos": True} | fields
+    greedy = Sampling(temperature=0, processors=masks, **rules)
+    sampled = Sampling(temperature=1.5, seed=3, n=2, processors=masks, **rules)
+    return [
+        TokenRequest(id="greedy", tokens=tiny.prompt[:9], sampling=greedy),
+        TokenRequest(id="sampled", tokens=tiny.prompt[:17], sampling=sampled),
+        TokenRequest(id="plain", tokens=tiny.prompt[3:12], sampling=Sampling(seed=5, **rules)),
+    ]
+
+
 def run(engine: Engine, requests: Sequence[TokenRequest], mixture: Mixture = EMPTY) -> Tokens:
     found: Tokens = {}
     for request in requests:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from tiny.drafts import LENGTH, run
+from tiny.drafts import LENGTH, masked_requests, run
 from tiny.processors import Forcing
 
 from ostro.core.engine.engine import Engine
@@ -45,20 +45,7 @@ def engine_of(tiny: Subject, *, replay: bool = False, **options: Any) -> Engine:
 
 
 def requests_of(tiny: Subject, name: str, **fields: Any) -> list[TokenRequest]:
-    """Greedy and sampled requests with a mask, and one without."""
-    rules: dict[str, Any] = {"max_tokens": LENGTH, "ignore_eos": True} | fields
-    masks = {"processors": {name: PLACES}}
-    return [
-        TokenRequest(
-            id="greedy", tokens=tiny.prompt[:9], sampling=Sampling(temperature=0, **rules, **masks)
-        ),
-        TokenRequest(
-            id="sampled",
-            tokens=tiny.prompt[:17],
-            sampling=Sampling(temperature=1.5, seed=3, n=2, **rules, **masks),
-        ),
-        TokenRequest(id="plain", tokens=tiny.prompt[3:12], sampling=Sampling(seed=5, **rules)),
-    ]
+    return masked_requests(tiny, {name: PLACES}, **fields)
 
 
 @pytest.mark.parametrize("replay", [False, True])

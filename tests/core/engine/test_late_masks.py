@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from tiny.drafts import LENGTH, Oracle, run, speculating, whole
-from tiny.processors import Late
+from tiny.drafts import LENGTH, Oracle, masked_requests, run, speculating, whole
+from tiny.processors import Drawn, Late
 
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.processors import Processors
+from ostro.core.engine.scheduler import StepPlan
 from ostro.core.messages.outputs import TokenOutput
 from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.plugins.manager import PluginManager
@@ -41,22 +42,7 @@ def engine_of(tiny: Subject, *, replay: bool = False, **options: Any) -> Engine:
 
 
 def requests_of(tiny: Subject, name: str, **fields: Any) -> list[TokenRequest]:
-    """Greedy and sampled requests with a mask, and one without."""
-    rules: dict[str, Any] = {"max_tokens": LENGTH, "ignore_eos": True} | fields
-    masked: dict[str, Any] = {"processors": {name: PLACES}}
-    return [
-        TokenRequest(
-            id="greedy",
-            tokens=tiny.prompt[:9],
-            sampling=Sampling(temperature=0, **rules, **masked),
-        ),
-        TokenRequest(
-            id="sampled",
-            tokens=tiny.prompt[:17],
-            sampling=Sampling(temperature=1.5, seed=3, n=2, logprobs=1, **rules, **masked),
-        ),
-        TokenRequest(id="plain", tokens=tiny.prompt[3:12], sampling=Sampling(seed=5, **rules)),
-    ]
+    return masked_requests(tiny, {name: PLACES}, logprobs=1, **fields)
 
 
 @pytest.mark.parametrize("replay", [False, True])
@@ -77,6 +63,30 @@ def test_the_tokens_are_the_same_under_preemption(llama: Subject, blocks: int) -
     engine = engine_of(llama, rows=16, blocks=blocks)
     assert run(engine, requests_of(llama, "late")) == wanted
     assert engine.stats().preemptions or blocks > 9
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_late_sequence_that_is_preempted_is_computed_again(
+    llama: Subject, restarts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its kept logits are dropped, whether it has a new row at the next draw or still waits."""
+    [request] = requests_of(llama, "late")[:1]
+    wanted = run(engine_of(llama), requests_of(llama, "drawn")[:1])
+    engine = engine_of(llama)
+    engine.submit(request)
+    outputs = list[TokenOutput]()
+    while len(outputs) < 5 or not engine.runner.late:
+        outputs += engine.step()
+    [sequence] = engine.scheduler.running
+    engine.scheduler.preempt(sequence, StepPlan())
+    if not restarts:
+        rows, engine.scheduler.rows = engine.scheduler.rows, []
+        assert not engine.step() and not engine.runner.late
+        engine.scheduler.rows = rows
+    monkeypatch.setattr(Late, "fill", Drawn.fill)  # from here on no mask is late
+    outputs += engine.drain()
+    assert [token for output in outputs for token in output.tokens] == wanted["greedy", 0]
+    assert engine.stats().blocks_used == 0 and not engine.runner.late
 
 
 def test_the_tokens_are_the_same_with_drafts(tiny: Subject) -> None:
