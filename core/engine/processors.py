@@ -101,6 +101,10 @@ class MaskProcessor(AnyProcessor, Protocol):
     A class may also have `forced(request)`: the tokens that must come next, several if each of them
     is the only one that its mask would allow, [] if there is a choice, None if the mask would allow
     every token. The engine appends them without drawing, where it knows all tokens between steps.
+
+    It may also have `begin(requests)`: called before the logits of a step are computed, where the
+    engine knows all tokens by then. What it begins in threads of its own, `fill` collects. The
+    requests of `fill` then have no new tokens.
     """
 
     def fill(self, requests: Rows[MaskRequest], masks: Tensor) -> Mapping[int, Exception | None]:
@@ -264,6 +268,23 @@ class Processors:
             self.users[name][row] = sequence
             self.seen[name][row] = len(tokens)
 
+    def begin(self, sequences: Rows[Sequence]) -> None:
+        """Begin the masks that `fill` will get, of the sequences whose tokens are all known.
+
+        If a processor raises, the sequences that use it are added to `failed`.
+        """
+        known = [sequence for sequence in sequences if not sequence.pending]
+        for name, users in self.mask_users(known):
+            method = getattr(self.created[name], "begin", None)
+            if method is None:
+                continue
+            try:
+                with ordinary_errors():
+                    method(self.mask_requests(name, users))
+            except Exception as error:
+                self.note(name, error, "begin")
+                self.discard(name, error)
+
     def fill(self, sequences: Rows[Sequence]) -> set[Sequence]:
         """Get the masks of a step that draws for these sequences, one row for each of their drafts.
 
@@ -272,35 +293,42 @@ class Processors:
         """
         late = set[Sequence]()
         self.masks = {}
-        for name, users in self.users.items():
-            if not self.records[name].mask:
-                continue
-            using = [sequence for sequence in sequences if sequence.row in users]
-            if not using:
-                continue
+        for name, users in self.mask_users(sequences):
             try:
-                late |= self.fill_masks(name, using)
+                late |= self.fill_masks(name, users)
             except Exception as error:
                 self.note(name, error, "fill")
                 self.discard(name, error)
         return late
 
+    def mask_users(self, sequences: Rows[Sequence]) -> list[tuple[str, list[Sequence]]]:
+        """The mask processors that some of these sequences use, and those sequences."""
+        pairs = list[tuple[str, list[Sequence]]]()
+        for name, users in self.users.items():
+            if users and self.records[name].mask:
+                using = [sequence for sequence in sequences if sequence.row in users]
+                pairs += [(name, using)] if using else []
+        return pairs
+
+    def mask_requests(self, name: str, users: Rows[Sequence]) -> list[MaskRequest]:
+        """The requests for the masks of these sequences, with the tokens since their last ones."""
+        seen, requests = self.seen[name], list[MaskRequest]()
+        for sequence, count in Counter(users).items():  # one more for each draft
+            tokens, drafts = sequence.tokens[seen[sequence.row] :], sequence.drafts[: count - 1]
+            requests.append(MaskRequest(sequence.row, tokens, drafts))
+            seen[sequence.row] = len(sequence.tokens)
+        return requests
+
     @ordinary_errors()
     def fill_masks(self, name: str, users: Rows[Sequence]) -> set[Sequence]:
         """Get the masks of one processor; return the sequences whose masks take longer."""
-        seen, requests = self.seen[name], list[MaskRequest]()
-        rows = Counter(users)  # one more for each draft of a sequence
-        for sequence, count in rows.items():
-            tokens = sequence.tokens[seen[sequence.row] :]
-            requests.append(MaskRequest(sequence.row, tokens, sequence.drafts[: count - 1]))
         bits = torch.full((len(users), -(-self.vocab // 32)), -1, dtype=torch.int32)
-        processor = self.created[name]
+        processor, requests = self.created[name], self.mask_requests(name, users)
         unfilled = processor.fill(requests, bits)  # type: ignore[union-attr]
         if not isinstance(unfilled, Mapping):
             raise InvalidResult(type(processor), "fill", unfilled, "errors by index of request")
-        for sequence in rows:
-            seen[sequence.row] = len(sequence.tokens)
-        by_index, late = list(rows), set[Sequence]()
+        rows, late = Counter(users), set[Sequence]()
+        by_index = list(rows)
         for index, error in unfilled.items():
             if error is None:
                 late.add(by_index[index])

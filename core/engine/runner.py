@@ -152,6 +152,7 @@ class ModelRunner:
             # Scalings run the base model over the same rows and write the mixture table.
             self.compute_scalings(plan.chunks)
             launched.drawing = [chunk for chunk in plan.chunks if chunk.draws]
+            self.sampler.processors.begin([chunk.sequence for chunk in launched.drawing])
             if plan.chunks:
                 launched.logits = self.run(launched)
         finally:
@@ -449,12 +450,10 @@ class ModelRunner:
         if step.logits_indices is not None and not len(step.logits_indices):
             return hidden[:0]
         logits = logits_of(self.model, hidden, step, self.sampler.vocab)
-        drawing = []
         for chunk, span in zip(chunks, spans, strict=True):
             if wants_prompt(chunk):
                 launched.prompt_logprobs.append((chunk, send_logprobs(chunk, logits[span])))
-            if chunk.draws:
-                drawing.append(span.stop - 1)
+        drawing = [span.stop - 1 for c, span in zip(chunks, spans, strict=True) if c.draws]
         return logits if len(drawing) == len(logits) else logits[self.int64(drawing)]
 
     def build_step(self, chunks: Sequence[Chunk], pass_index: int = 0) -> tuple[Step, list[slice]]:

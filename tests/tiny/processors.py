@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -241,3 +241,32 @@ class Never(Drawn):
 
     def fill(self, requests: Any, masks: torch.Tensor) -> dict[int, Any]:
         return dict.fromkeys(range(len(requests)))
+
+
+class Begun(Drawn):
+    """The same masks, begun before the logits of a step. `filled` counts those of `fill`.
+
+    `begun` has the drafts of each row whose masks were begun and not yet asked for, `order` the
+    calls of this class in their order.
+    """
+
+    filled = 0
+    order: ClassVar[list[str]] = []
+
+    def __init__(self, rows: int, vocabulary: Any, device: torch.device) -> None:
+        super().__init__(rows, vocabulary, device)
+        self.begun: dict[int, list[int]] = {}
+
+    def begin(self, requests: Any) -> None:
+        self.order.append("begin")
+        for request in requests:
+            self.lengths[request.row] += len(request.tokens)
+            self.begun[request.row] = list(request.drafts)
+
+    def fill(self, requests: Any, masks: torch.Tensor) -> dict[int, Exception]:
+        self.order.append("fill")
+        for request in requests:
+            if (drafts := self.begun.pop(request.row, None)) is not None:
+                Begun.filled += 1
+                assert not request.tokens and list(request.drafts) == drafts
+        return super().fill(requests, masks)

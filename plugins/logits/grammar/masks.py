@@ -7,7 +7,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -57,6 +57,11 @@ class GrammarRow:
     seconds: float = 0.0
     busy: bool = False
 
+    def __post_init__(self) -> None:
+        # The mask of each step without drafts, in the same memory: this saves 5 us.
+        self.single = torch.empty((1, self.words), dtype=torch.int32)
+        self.pointer = self.single.data_ptr()
+
     @property
     def slow(self) -> bool:
         """Whether no step waits for the masks."""
@@ -64,17 +69,19 @@ class GrammarRow:
 
     def masks_of(self, drafts: Sequence[int]) -> Tensor | None:
         """The masks before and behind these drafts; None unless they are computed."""
-        if self.tokens or self.masks is None or len(self.masks) <= len(drafts):
+        count = 1 + len(drafts)
+        if self.tokens or self.masks is None or len(self.masks) < count:
             return None
-        return self.masks[: 1 + len(drafts)]
+        return self.masks if len(self.masks) == count else self.masks[:count]
 
     def read(self) -> None:
         """Have the matcher read the tokens. Sets `error` if they exceed a limit."""
-        start, count = thread_time(), len(self.tokens)
-        self.masks = None
-        self.matcher.consume_tokens(self.tokens)
-        self.tokens = []
-        self.check((thread_time() - start) / max(1, count))
+        self.masks, self.seconds = None, 0.0
+        if self.tokens:
+            start, count = thread_time(), len(self.tokens)
+            self.matcher.consume_tokens(self.tokens)
+            self.tokens = []
+            self.check((thread_time() - start) / count)
 
     def compute(self) -> None:
         """Read the tokens and compute the masks. Sets `error` if that fails."""
@@ -91,14 +98,14 @@ class GrammarRow:
     def fill(self) -> None:
         """Compute the masks. Those behind a draft that the grammar forbids allow every token."""
         start = thread_time()
-        masks = torch.full((1 + len(self.drafts), self.words), -1, dtype=torch.int32)
-        pointer, size = masks.data_ptr(), masks.stride(0) * masks.element_size()
         if self.drafts:
+            masks = torch.full((1 + len(self.drafts), self.words), -1, dtype=torch.int32)
             entries = [(self.matcher, 0, self.drafts)]
-            executor = draft_executor()
-            executor.unsafe_compute_mask_ptr_with_draft_token(entries, pointer, size, len(masks))
+            target = (masks.data_ptr(), self.words * masks.element_size(), len(masks))
+            draft_executor().unsafe_compute_mask_ptr_with_draft_token(entries, *target)
         else:
-            self.matcher.unsafe_compute_mask_ptr(pointer, size)
+            masks = self.single
+            self.matcher.unsafe_compute_mask_ptr(self.pointer, self.words * masks.element_size())
         self.check(self.seconds + (thread_time() - start) / len(masks))
         self.masks = masks
 
@@ -113,6 +120,23 @@ class GrammarRow:
             self.error = beyond("a token takes too long to read; make it unambiguous")
 
 
+class MaskBatch:
+    """Rows whose masks are computed in threads, and the results of these threads."""
+
+    def __init__(self, rows: deque[GrammarRow], threads: Sequence[Future[None]]) -> None:
+        self.rows, self.threads = rows, threads
+
+    def wait(self) -> None:
+        """Wait for the masks as long as a step may. Rows that have not begun are busy no more."""
+        if not all(thread.done() for thread in self.threads):
+            wait(self.threads, STEP)
+        while self.rows:
+            try:
+                self.rows.pop().busy = False
+            except IndexError:  # a thread took the last one
+                break
+
+
 class MaskThreads:
     """The threads that compute masks, for all models. They start with the first masks."""
 
@@ -121,10 +145,11 @@ class MaskThreads:
         # One thread, below all others: slow grammars do not take the cores of steps.
         self._slow = ThreadPoolExecutor(1, "ostro-slow-masks", initializer=run_when_idle)
 
-    def compute(self, rows: Sequence[GrammarRow]) -> None:
-        """Compute the masks of rows that are not busy; wait for them as long as a step may.
+    def begin(self, rows: Sequence[GrammarRow]) -> MaskBatch:
+        """Begin the masks of rows that are not busy; no step waits for those of slow ones.
 
-        Rows without masks after it are busy, or have not begun: they are to be given again.
+        Rows without masks after `MaskBatch.wait` are busy, or have not begun: they are to be given
+        again.
         """
         quick = deque[GrammarRow]()
         # The quickest first: the others may take the time of the step.
@@ -134,15 +159,8 @@ class MaskThreads:
                 self._slow.submit(row.compute)
             else:
                 quick.append(row)
-        if not quick:
-            return
         threads = min(THREADS, -(-len(quick) // SHARE))
-        wait([self._quick.submit(compute_all, quick) for _ in range(threads)], STEP)
-        while quick:
-            try:
-                quick.pop().busy = False
-            except IndexError:  # a thread took the last one
-                break
+        return MaskBatch(quick, [self._quick.submit(compute_all, quick) for _ in range(threads)])
 
 
 def run_when_idle() -> None:

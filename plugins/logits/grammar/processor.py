@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ostro.pipelines import Vocabulary
 from ostro.plugins.logits.grammar.compiler import COMPILER, Compiled
-from ostro.plugins.logits.grammar.masks import MASKS, GrammarRow
+from ostro.plugins.logits.grammar.masks import MASKS, GrammarRow, MaskBatch
 from ostro.plugins.logits.grammar.parameter import check_parameter
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ class GrammarProcessor:
     def __init__(self, rows: int, vocabulary: Vocabulary, device: torch.device) -> None:
         self.words = -(-vocabulary.size // 32)
         self.rows: dict[int, GrammarRow] = {}
+        self.batches = list[MaskBatch]()  # those that were begun for this step
 
     @staticmethod
     def check(parameter: Any, vocab: int) -> None:
@@ -51,6 +52,18 @@ class GrammarProcessor:
             matcher = request.prepared.matcher()
             self.rows[request.row] = GrammarRow(matcher, self.words, list(request.output))
 
+    def begin(self, requests: Sequence[MaskRequest]) -> None:
+        """Begin the masks of a step in threads, while the model computes its logits."""
+        missing = list[GrammarRow]()
+        for request in requests:
+            row = self.rows[request.row]
+            row.tokens += request.tokens
+            if not row.busy and not row.error and row.masks_of(request.drafts) is None:
+                row.drafts = list(request.drafts)
+                missing.append(row)
+        if missing:
+            self.batches.append(MASKS.begin(missing))
+
     def fill(
         self, requests: Sequence[MaskRequest], masks: Tensor
     ) -> Mapping[int, Exception | None]:
@@ -62,25 +75,20 @@ class GrammarProcessor:
         errors of requests, whose output so far exceeds a limit, and None for those whose masks
         take longer than a step waits.
         """
-        missing = list[GrammarRow]()
-        for request in requests:
-            row = self.rows[request.row]
-            row.tokens += request.tokens
-            if not row.busy and not row.error and row.masks_of(request.drafts) is None:
-                row.drafts = list(request.drafts)
-                missing.append(row)
-        MASKS.compute(missing)
+        self.begin(requests)
+        while self.batches:
+            self.batches.pop().wait()
         unfilled: dict[int, Exception | None] = {}
-        first = 0
+        parts, first = list[Tensor](), 0
         for index, request in enumerate(requests):
             row, end = self.rows[request.row], first + 1 + len(request.drafts)
-            if row.busy or row.error:
+            computed = None if row.busy or row.error else row.masks_of(request.drafts)
+            if computed is None:
                 unfilled[index] = None if row.busy else row.error
-            elif (computed := row.masks_of(request.drafts)) is None:
-                unfilled[index] = None
-            else:
-                masks[first:end] = computed
+                computed = masks[first:end].clone()
+            parts.append(computed)
             first = end
+        torch.cat(parts, out=masks[:first])
         return unfilled
 
     def forced(self, request: MaskRequest) -> list[int]:

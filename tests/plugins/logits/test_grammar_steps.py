@@ -124,6 +124,22 @@ def test_tokens_of_a_slow_row_are_read_with_its_next_mask(threads: MaskThreads) 
     assert allowed(masks[0], known.size) == {known.pieces.index(b"b")}
 
 
+def test_masks_that_were_begun_are_not_computed_again(
+    threads: MaskThreads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`begin` does not wait; `fill` waits for what it began."""
+    known = vocabulary()
+    processor, blocking, _ = two_rows()
+    a, c, b, d = (known.pieces.index(piece) for piece in (b"a", b"c", b"b", b"d"))
+    processor.begin([request(0, [a]), request(1, [c])])
+    assert blocking.begun.wait(60) and processor.rows[0].busy
+    blocking.go.set()
+    monkeypatch.setattr(threads, "begin", None)
+    masks = open_masks(known, 2)
+    assert not processor.fill([request(0), request(1)], masks)
+    assert [allowed(mask, known.size) for mask in masks] == [{b}, {d}]
+
+
 @pytest.mark.parametrize("part", ["consume_tokens", "unsafe_compute_mask_ptr"])
 def test_a_token_beyond_the_limit_ends_the_sequence_alone(
     threads: MaskThreads, monkeypatch: pytest.MonkeyPatch, part: str
