@@ -282,6 +282,10 @@ CORE: Mapping[str, Mapping[str, Change]] = {
         ),
     },
     "core/engine/processors.py": {
+        "masks-are-begun-before-the-last-token": (
+            "if not sequence.pending]",
+            "]",
+        ),
         "two-masks-force-tokens": (
             "if found is not None and forced is not None:",
             "if False:",
@@ -634,6 +638,14 @@ CORE: Mapping[str, Mapping[str, Change]] = {
         "owner-keeps-its-threads": (
             "self._running[ended] -= 1",
             "self._running[ended] -= 0",
+        ),
+        "owners-get-turns-and-not-time": (
+            "key=used, default=None)",
+            "key=lambda owner: 0, default=None)",
+        ),
+        "absent-owners-owe-nothing": (
+            "if not present or (owner not in present and self._used[owner] <= least):",
+            "if not present or owner not in present:",
         ),
     },
     "core/tokenizer/bound.py": {
@@ -989,8 +1001,8 @@ PLUGINS: Mapping[str, Mapping[str, Change]] = {
             "if seconds > 1000 * MAX_TOKEN:",
         ),
         "rows-behind-a-slow-one-stay-busy": (
-            "quick.pop().busy = False",
-            "quick.pop()",
+            "self.rows.pop().busy = False",
+            "self.rows.pop()",
         ),
     },
     "plugins/logits/grammar/worker.py": {

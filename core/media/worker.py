@@ -53,8 +53,10 @@ LATE = f"took longer than {SECONDS:.0f} s"
 GONE = "the server is shutting down"
 THREADS = 16
 """Requests whose media are fetched and prepared at once."""
-OWN_THREADS = 2
-"""Those of one owner; one can fetch while the other waits for the worker."""
+OWN_THREADS = 4
+"""Those of one owner. While one is prepared others are fetched, so that a next one waits then:
+else the turn of the owner ends.
+"""
 MAX_PIXELS = 512 << 20
 """Pixels of all images and videos of one request."""
 MAX_SAMPLES = 1 << 29
@@ -88,7 +90,8 @@ class MediaWorker:
 
     It starts with the first request and is replaced when it dies. Methods are thread-safe and
     block, except `run`, which is for callers that must not. The process does one thing at a time:
-    owners take turns, and a turn ends after `TURN` and the file that is decoded then.
+    owners take turns by the time that they used, and a turn ends after `TURN` and the file that is
+    decoded then.
     """
 
     def __init__(
@@ -101,12 +104,12 @@ class MediaWorker:
     ) -> None:
         """`inputs` is the import string of an `Inputs` class, `raw` and `folder` its arguments.
 
-        `clock` measures the time limit.
+        `clock` measures the time limit and the turns.
         """
         self.inputs, self.raw, self.folder = inputs, raw, folder
         self.closed = False
         self._requests = FairThreads(THREADS, "ostro-media", OWN_THREADS)
-        self._turns = FairThreads(1, "ostro-media-turn")
+        self._turns = FairThreads(1, "ostro-media-turn", clock=clock)
         self._lock = threading.Lock()
         self._worker = WorkerProcess(sweep, clock=clock)
 

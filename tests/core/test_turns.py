@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
+from typing import Any
 
 import pytest
 
@@ -68,6 +69,61 @@ def test_one_thread_serves_all_owners() -> None:
     threads = FairThreads(1, "test")
     assert [threads.submit(owner, lambda: 7).result(60) for owner in "abab"] == [7] * 4
     threads.close()
+
+
+class Timed:
+    """One thread whose clock is `now`. Work takes the seconds that it is submitted with."""
+
+    def __init__(self) -> None:
+        self.now, self.done, self.gate = 0.0, list[str](), Gate()
+        self.threads = FairThreads(1, "test", clock=lambda: self.now)
+        # What is submitted meanwhile waits.
+        self.futures: list[Future[Any]] = [self.threads.submit("first", self.gate.work("first"))]
+
+    def submit(self, owner: str, seconds: float, then: Callable[[], object] = lambda: 0) -> None:
+        def run() -> None:
+            self.now += seconds
+            self.done.append(owner)
+            then()
+
+        self.futures.append(self.threads.submit(owner, run))
+
+    def finish(self) -> str:
+        """The owners in the order of their work."""
+        self.gate.open.set()
+        for future in self.futures:  # more are added meanwhile
+            future.result(60)
+        self.threads._pool.shutdown()
+        assert not self.threads._used  # nothing runs: all begin anew
+        return "".join(self.done)
+
+
+def test_owners_get_the_same_time() -> None:
+    """Short work does not wait for one long work of another owner each time."""
+    timed = Timed()
+    for _ in range(3):
+        timed.submit("a", 2.0)
+    for _ in range(8):
+        timed.submit("b", 0.5)
+    assert timed.finish() == "abbbbabbbba"
+
+
+def test_an_owner_that_was_absent_keeps_its_time() -> None:
+    """One that submits each work when the one before has ended gets no more than its share."""
+    timed = Timed()
+    timed.submit("a", 1.0)
+    timed.submit("b", 0.25, lambda: timed.submit("a", 1.0))
+    for _ in range(7):
+        timed.submit("b", 0.25)
+    assert timed.finish() == "abbbbabbbb"
+
+
+def test_a_new_owner_has_no_more_than_its_share_either() -> None:
+    timed = Timed()
+    for _ in range(3):
+        timed.submit("a", 1.0)
+    timed.submit("b", 1.0, lambda: [timed.submit("c", 1.0) for _ in range(3)])
+    assert timed.finish() == "abcacac"
 
 
 def test_work_that_is_cancelled_is_dropped_and_errors_are_raised() -> None:
