@@ -335,10 +335,13 @@ class TextPipeline(Protocol):
         tools: Sequence[Mapping[str, Any]] | None = None,
         template: str | None = None,
         thinking_budget: int | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
     ) -> Sampling:
         """The sampling of an answer in a chat, with the logits processors of its notation.
 
-        A grammar constrains its text alone. Reasoning has at most `thinking_budget` tokens.
+        A grammar constrains its text alone. Reasoning has at most `thinking_budget` tokens. Strict
+        tools, `tool_choice` and `parallel_tool_calls` constrain its calls.
         """
         ...
 

@@ -232,6 +232,8 @@ class LocalModel(LocalPipelines):
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Any] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
         options: Mapping[str, Any] | None = None,
         adapters: Adapters = (),
         thinking_budget: int | None = None,
@@ -239,19 +241,28 @@ class LocalModel(LocalPipelines):
     ) -> CompletionChoice:
         """Answer a conversation. The answer has `text`, `reasoning` and `tool_calls`.
 
-        `tools` are OpenAI's: {"type": "function", "function": {"name", "parameters"}}. `options`
-        are variables of the chat template, such as {"enable_thinking": False}. Reasoning has at
-        most `thinking_budget` tokens. `sampling` is that of `stream`, without n; a grammar
+        `tools` are OpenAI's: {"type": "function", "function": {"name", "parameters", "strict"}}.
+        So are `tool_choice` ("auto", "none", "required", a function or allowed tools) and
+        `parallel_tool_calls`. A grammar enforces both, and the parameters of strict tools.
+        `options` are variables of the chat template, such as {"enable_thinking": False}. Reasoning
+        has at most `thinking_budget` tokens. `sampling` is that of `stream`, without n; a grammar
         constrains the text alone. Raises what `stream` raises.
         """
         text, refs = self.text, adapter_refs(adapters)
         rules = text.sampling(sampling)
         if rules.n != 1:
             raise UsageError("n: chat() returns one answer; call it again for another")
+        tools = None if tool_choice == "none" else tools
         prompt = self.prompt(messages, tools=tools, adapters=adapters, **(options or {}))
         template = self.template_of(refs)
         rules = text.chat_sampling(
-            rules, prompt.tokens, tools=tools, template=template, thinking_budget=thinking_budget
+            rules,
+            prompt.tokens,
+            tools=tools,
+            template=template,
+            thinking_budget=thinking_budget,
+            tool_choice=tool_choice,
+            parallel_tool_calls=parallel_tool_calls,
         )
         make = text.new_parser(prompt.tokens, tools=tools, template=template)
         continued = text.prepare(prompt, rules, adapters=refs, parser=make)

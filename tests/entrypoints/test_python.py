@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ from ostro.core.errors import (
 )
 from ostro.core.messages.outputs import TokenOutput
 from ostro.core.messages.requests import Sampling, TokenRequest
+from ostro.core.messages.text_requests import ChatRequest, Message
 from ostro.core.records import Settings
 from ostro.entrypoints.local_model import LocalModel
 from ostro.entrypoints.python import load_text
@@ -399,6 +401,67 @@ def speak(model: LocalModel, monkeypatch: pytest.MonkeyPatch, text: str) -> None
 
     monkeypatch.setattr(model.local, "generate", outputs)
     monkeypatch.setattr(model.engine, "abort", lambda *names: None)
+
+
+CITY = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Oslo", "Rome"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+STRICT = {**WEATHER, "function": {"name": "weather", "parameters": CITY, "strict": True}}
+HOT: dict[str, Any] = {"temperature": 5.0, "max_tokens": 60}
+
+
+@pytest.fixture(scope="module")
+def starter() -> Iterator[LocalModel]:
+    with ostro.load(dtype="float32") as made:
+        yield made
+
+
+def test_chats_enforce_strict_tools(starter: LocalModel) -> None:
+    """A model this hot writes no valid call by itself."""
+    for seed in range(3):
+        loose = starter.chat(HELLO, tools=[WEATHER], seed=seed, **HOT)
+        assert loose.tool_calls == []
+        answer = starter.chat(HELLO, tools=[STRICT], tool_choice="required", seed=seed, **HOT)
+        [call] = answer.tool_calls
+        assert json.loads(call.arguments)["city"] in ("Oslo", "Rome")
+        assert (answer.text, answer.finish) == ("", "tool_calls")
+
+
+def test_chats_constrain_calls_as_servers_do(starter: LocalModel) -> None:
+    """A strict tool alone, a choice, one call at a time: the masks of a request over HTTP."""
+    other = {**WEATHER, "function": {"name": "other", "parameters": {"type": "object"}}}
+    named = {"type": "function", "function": {"name": "other"}}
+    cases: list[dict[str, Any]] = [
+        {"tools": [STRICT]},
+        {"tools": [WEATHER, other], "tool_choice": named},
+        {"tools": [WEATHER, other], "parallel_tool_calls": False},
+        {"tools": [WEATHER], "tool_choice": "none"},
+        {"tools": [WEATHER]},
+    ]
+    sent = list[TokenRequest]()
+    generate = starter.local.generate
+    for case in cases:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(starter.local, "generate", lambda r: sent.append(r) or generate(r))
+            starter.chat(HELLO, max_tokens=1, **case)
+        request = ChatRequest(messages=[Message(**message) for message in HELLO], **case)
+        wanted = starter.text.prepare_chat(request, lambda tokens, media, check: None).request
+        assert sent[-1].tokens == wanted.tokens
+        assert sent[-1].sampling.processors == wanted.sampling.processors
+    assert [bool(request.sampling.processors) for request in sent] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
+    with pytest.raises(RequestError, match="'absent' is none of the tools"):
+        starter.chat(HELLO, tools=[WEATHER], tool_choice={**named, "function": {"name": "absent"}})
+    with pytest.raises(RequestError, match="tool_choice: expected auto, none"):
+        starter.chat(HELLO, tools=[WEATHER], tool_choice="always")
 
 
 def test_a_chat_has_reasoning_and_calls(model: LocalModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,16 +125,18 @@ class Preparer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         template: str | None = None,
         thinking_budget: int | None = None,
-        rules: CallRules | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
     ) -> Sampling:
         """The sampling of an answer in a chat, with the logits processors of its notation.
 
-        A grammar constrains the text of the answer, not its reasoning or calls; `rules` constrain
-        the calls. Reasoning has at most `thinking_budget` tokens. Raises Unsupported without a
-        processor that this needs, RequestError for constraints that exclude each other.
+        A grammar constrains the text of the answer, not its reasoning or calls; the tools and the
+        choice constrain the calls. Reasoning has at most `thinking_budget` tokens. Raises
+        Unsupported without a processor that this needs, RequestError for a malformed tool or choice
+        and for constraints that exclude each other.
         """
         form, end = self.format_for(template, tools), self.end_of(prompt)
-        rules = rules or CallRules(tools=offered_tools(tools))
+        rules = call_rules(tools, tool_choice, parallel_tool_calls)
         sampling = self.constrained(sampling, end, form, rules, thinking_budget != 0)
         if thinking_budget is None:
             return sampling
@@ -336,7 +338,8 @@ class Preparer:
                 tools=tools,
                 template=template,
                 thinking_budget=budget,
-                rules=call_rules(request),
+                tool_choice=request.tool_choice,
+                parallel_tool_calls=request.parallel_tool_calls,
             )
             parser = self.new_parser(prompt.tokens, tools=tools, template=template)
             return self.prepare(prompt, sampling, adapters=adapters, request=request, parser=parser)

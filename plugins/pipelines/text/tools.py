@@ -71,29 +71,33 @@ def offered_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[Tool]:
     return found
 
 
-def call_rules(request: ChatRequest) -> CallRules:
-    """The calls that a request allows.
+def call_rules(
+    given: Sequence[Mapping[str, Any]] | None, tool_choice: Any = None, parallel: bool | None = None
+) -> CallRules:
+    """The calls that a request allows. given: its tools; None if the model is shown none.
 
-    Raises RequestError for a malformed `tool_choice` and for names of tools that are not offered.
+    Raises RequestError for a malformed tool or `tool_choice`, and for names of tools that are not
+    offered.
     """
-    tools = offered_tools(tools_of(request))
+    tools = offered_tools(given)
     if not tools:
         return CallRules()
-    choice, allowed = read_choice(request.tool_choice)
+    choice, allowed = read_choice(tool_choice)
     known = [tool.name for tool in tools]
     for name in allowed or ():
         if name not in known:
             raise RequestError(
                 f"tool_choice: {name!r:.80} is none of the tools", param="tool_choice"
             )
-    parallel = request.parallel_tool_calls is not False
     field = "tool_choice" if choice != "auto" or allowed is not None else ""
-    if not parallel:
+    if parallel is False:
         field = field or "parallel_tool_calls"
     strict = [f"tools[{i}].strict" for i, tool in enumerate(tools) if tool.strict]
     field = field or next(iter(strict), "")
-    given = [tool for tool in tools if allowed is None or tool.name in allowed]
-    return CallRules(field=field, tools=given, choice=choice, parallel=parallel)
+    callable_tools = [tool for tool in tools if allowed is None or tool.name in allowed]
+    return CallRules(
+        field=field, tools=callable_tools, choice=choice, parallel=parallel is not False
+    )
 
 
 def read_choice(given: Any) -> tuple[ToolChoice, list[str] | None]:
