@@ -150,10 +150,6 @@ class CacheKind(ABC):
         # The window and the rows of a step may each begin and end in the middle of a block.
         return min(blocks, -(-self.spec.window // self.block) + -(-rows // self.block) + 2)
 
-    def truncate(self, length: int) -> int:
-        """The number of blocks of a sequence after truncation to `length` tokens."""
-        return -(-length // self.block)
-
     def hit(self, known: Sequence[bool]) -> int:
         """The longest prefix, in blocks, that can be resumed if the `known` blocks are cached."""
         if not self.spec.window:

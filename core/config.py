@@ -79,7 +79,7 @@ NEUTRAL = frozenset(
         "resid_pdrop",
         "residual_dropout",
         "router_aux_loss_coef",
-        # Layers that predict later tokens, which are not loaded.
+        # The layers of a multi-token head, which is loaded for speculation alone.
         "num_nextn_predict_layers",
     )
 )

@@ -23,7 +23,7 @@ from ostro.core.messages.requests import PoolingRequest, Request, TokenRequest
 
 
 class SubEngine(Protocol):
-    """An engine of a model, for one kind of requests; `ModelEntry.submit` adds them."""
+    """An engine of a model, for one kind of requests; `ModelEngines` adds them."""
 
     @property
     def busy(self) -> bool:

@@ -215,7 +215,10 @@ class PluginManager(pluggy.PluginManager):
         if files is not None and not tests:
             raw = config or {}
             what = f"the folder {files.root}, whose config names no class"
-            what += f" (model_type {raw.get('model_type')!r:.80})" * ("model_type" in raw)
+            if kind := raw.get("model_type"):
+                what += (
+                    f' (model_type {kind!r:.80}; name the class of the weights in "architectures")'
+                )
             tests[what] = lambda record: bool(record.claims and record.claims(files, raw))
         for what, claims in tests.items():
             if found := self.claimant("architectures", claims, what):

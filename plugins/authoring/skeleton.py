@@ -76,7 +76,7 @@ class Skeleton:
             yield "from collections.abc import Mapping, Sequence"
         yield "from dataclasses import dataclass"
         if renames or shape.pending:
-            yield f"from typing import Any{', Self' * renames}"
+            yield f"from typing import Any{', Self' if renames else ''}"
         modules = ["config"] * shape.windowed + ["errors"] * bool(shape.pending) + ["nn"]
         yield ""
         yield f"from ostro import {', '.join(['Names', *['Pair'] * bool(self.pairs), *modules])}"

@@ -119,7 +119,8 @@ def missing(selection: Selection, shards: Iterable[str]) -> list[str]:
 def listed(names: Iterable[str], limit: int = 10) -> str:
     """The first `limit` names, for a message."""
     every = list(names)
-    return ", ".join(every[:limit]) + (f" and {len(every) - limit} more" * (len(every) > limit))
+    text = ", ".join(every[:limit])
+    return f"{text} and {len(every) - limit} more" if len(every) > limit else text
 
 
 def contents_of(names: Sequence[str]) -> str:

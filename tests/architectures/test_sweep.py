@@ -110,7 +110,7 @@ def test_every_causal_class_is_right_or_refused(plugins: PluginManager) -> None:
     ("kind", "name", "text"),
     [
         ("gemma3_text", "Gemma3ForCausalLM", "^gemma3$"),
-        ("gemma3_text", "", "names no class .model_type 'gemma3_text'"),
+        ("gemma3_text", "", "model_type 'gemma3_text'; name the class of the weights"),
         ("gemma3n_text", "Gemma3nForCausalLM", "^transformers$"),
         ("gemma3n_text", "Gemma3nTextModel", "not a causal language model"),
         ("mllama_text_model", "MllamaForCausalLM", "^transformers$"),

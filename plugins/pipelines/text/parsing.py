@@ -14,8 +14,6 @@ from ostro.plugins.pipelines.text.tools import CallRules
 FALLBACK = "generic"
 """The parser of templates that no parser matches."""
 NONE = "none"
-END_TOKENS = 16
-"""Tokens at the end of a prompt that may contain the text that begins reasoning."""
 
 
 @dataclass(frozen=True, kw_only=True)

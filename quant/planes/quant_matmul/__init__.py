@@ -40,8 +40,8 @@ def cuda_kernels(function: str) -> tuple[Kernel, ...]:
     kinds = [("triton", function, True), ("triton exact", f"{function}_exact", False)]
     return tuple(
         Kernel(
-            name=name + ", row by row" * deterministic,
-            call=f"{__name__}.triton:{call}" + "_deterministic" * deterministic,
+            name=name + (", row by row" if deterministic else ""),
+            call=f"{__name__}.triton:{call}" + ("_deterministic" if deterministic else ""),
             devices=("cuda",),
             dtypes=FLOATS,
             deterministic=deterministic,
@@ -81,7 +81,7 @@ def naive_kernels(function: str) -> tuple[Kernel, ...]:
     return tuple(
         Kernel(
             name=name + (", row by row" if deterministic else ", blocks of rows"),
-            call=f"{__name__}.naive:{call}" + "_deterministic" * deterministic,
+            call=f"{__name__}.naive:{call}" + ("_deterministic" if deterministic else ""),
             devices=("cpu",) if quantizes else ("cpu", "cuda"),
             dtypes=FLOATS if quantizes else None,
             deterministic=deterministic,
