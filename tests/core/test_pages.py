@@ -1,4 +1,4 @@
-"""The Markdown pages of the repository: their width, and the files that docs/engine.md names."""
+"""The Markdown pages of the repository: their width, and the files that they name."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def test_the_page_of_the_engine_names_every_file(folder: str) -> None:
     assert set(re.findall(r"`([a-z_]+\.py)`", section)) == files
 
 
-def test_the_page_of_the_engine_names_files_that_exist() -> None:
-    page = (ROOT / "docs" / "engine.md").read_text()
-    paths = re.findall(r"`([a-z_]+/[a-z_/]+\.py)`", page)
+@pytest.mark.parametrize("name", ["engine.md", "weights.md"])
+def test_the_pages_of_the_code_name_files_that_exist(name: str) -> None:
+    page = (ROOT / "docs" / name).read_text()
+    paths = re.findall(r"`([a-z_]+/[\w/-]+(?:\.py)?)`", page)
     assert paths and [path for path in paths if not (ROOT / path).exists()] == []
