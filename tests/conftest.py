@@ -1,4 +1,4 @@
-"""Settings of all tests: quiet libraries, one thread, and Triton's interpreter without a GPU."""
+"""Settings and plugins of all tests: quiet libraries, one thread, no GPU for Triton's kernels."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ import matrices
 import pytest
 import torch
 
+from ostro.core.plugins.manager import PluginManager
+from ostro.core.records import Settings
 from ostro.plugins.conformance.kernels import DEVICE, interpret  # reads the environment
 
 interpret()
@@ -51,6 +53,14 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
     finally:
         gc.enable()
+
+
+@pytest.fixture(scope="session")
+def plugins() -> PluginManager:
+    """All installed plugins. A test that registers another one has a manager of its own."""
+    manager = PluginManager()
+    manager.load(Settings())
+    return manager
 
 
 @pytest.fixture(autouse=True)

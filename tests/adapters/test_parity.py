@@ -32,7 +32,6 @@ from ostro.core.adapters.delta import AdapterDelta
 from ostro.core.errors import AdapterError
 from ostro.core.messages.prompt import Prompt
 from ostro.core.plugins.manager import PluginManager
-from ostro.plugins.conformance.architecture import all_plugins
 from ostro.plugins.conformance.examples import Example
 from ostro.plugins.conformance.parity import subject
 
@@ -167,11 +166,6 @@ def cases() -> Iterator[Any]:
             slow = base in RARE or what not in USUAL
             marks = [pytest.mark.slow] * slow
             yield pytest.param(base, {}, config, id=f"{base}: {what}", marks=marks)
-
-
-@pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    return all_plugins()
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,6 @@ from ostro.core.load.weights import slots
 from ostro.core.nn import Embedding, Linear, Model
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
-from ostro.plugins.conformance.architecture import all_plugins
 from ostro.plugins.conformance.formats import densify
 from ostro.plugins.conformance.parity import Subject, reinitialise, subject
 from ostro.quant.bnb import STATE
@@ -48,11 +47,6 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
 }
 SPREAD = 0.05
 """The standard deviation of base weights; it keeps activations small at inner dimensions of 256."""
-
-
-@pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    return all_plugins()
 
 
 # Quantized bases

@@ -29,7 +29,6 @@ from ostro.core.messages.requests import JobRequest, PoolingRequest
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 from ostro.core.step import ROWS, Step
-from ostro.plugins.conformance.architecture import all_plugins
 from ostro.plugins.conformance.parity import subject
 
 pytestmark = pytest.mark.slow
@@ -41,11 +40,6 @@ Config = Mapping[str, Any]
 BASE: Config = {"r": 4, "lora_alpha": 8}
 ALL: Config = {**BASE, "target_modules": "all-linear"}
 SETTINGS = Settings(dtype="float32")
-
-
-@pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    return all_plugins()
 
 
 # Encoders

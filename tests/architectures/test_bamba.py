@@ -9,19 +9,11 @@ import pytest
 from ostro.architectures.bamba.model import Config
 from ostro.core.errors import ConfigError
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
 from ostro.plugins.conformance.architecture import ArchitectureTests
 
 
 class TestBamba(ArchitectureTests):
     name = "bamba"
-
-
-@pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    manager = PluginManager()
-    manager.load(Settings())
-    return manager
 
 
 @pytest.mark.parametrize(

@@ -49,13 +49,6 @@ class TestClip(ArchitectureTests):
     name = "clip"
 
 
-@pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    manager = PluginManager()
-    manager.load(Settings())
-    return manager
-
-
 def saved(reference: Any, folder: Path, std: float = STD) -> Any:
     """A reference with honest weights, saved."""
     reference = reference.eval().float()

@@ -59,13 +59,6 @@ def text(seed: int) -> list[int]:
     return torch.randint(32, 127, (12,), generator=random).tolist()
 
 
-@pytest.fixture(scope="session")
-def plugins() -> PluginManager:
-    manager = PluginManager()
-    manager.load()
-    return manager
-
-
 def load(folder: Path, plugins: PluginManager, **settings: Any) -> Any:
     return load_model(folder, Settings(**{"dtype": "float32", **settings}), plugins).model
 

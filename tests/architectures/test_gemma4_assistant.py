@@ -28,14 +28,8 @@ from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 from ostro.core.step import ROWS
 from ostro.entrypoints.open import find_model
-from ostro.plugins.conformance.architecture import all_plugins
 from ostro.plugins.conformance.names import fault_of
 from ostro.plugins.conformance.parity import Subject, subject
-
-
-@pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    return all_plugins()
 
 
 @pytest.fixture(scope="module")

@@ -71,13 +71,6 @@ FORMATS: dict[str, tuple[str, ...]] = {
 
 
 @pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    manager = PluginManager()
-    manager.load(Settings())
-    return manager
-
-
-@pytest.fixture(scope="module")
 def references(plugins: PluginManager) -> Iterator[Callable[[str], Subject]]:
     """The reference of a case; made once, and open for the length of the module."""
     opened: dict[str, Any] = {}

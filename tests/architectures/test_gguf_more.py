@@ -324,13 +324,6 @@ def convert(
     return written
 
 
-@pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    manager = PluginManager()
-    manager.load(Settings())
-    return manager
-
-
 def loaded(file: Path, case: Case, plugins: PluginManager) -> Any:
     asked = Settings(dtype="float32", device="cpu", arch=case.asked, exact=True)
     return load_model(file, asked, plugins)

@@ -31,13 +31,6 @@ class TestGraniteMoeHybrid(ArchitectureTests):
         assert deviation(logits, tiny.run_reference(tiny.prompt)) <= BAR
 
 
-@pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    manager = PluginManager()
-    manager.load(Settings())
-    return manager
-
-
 CHANGES: dict[str, dict[str, Any]] = {
     "dense": DENSE,
     "dense without rope": {**DENSE, "position_embedding_type": "nope"},

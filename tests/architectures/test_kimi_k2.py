@@ -51,13 +51,6 @@ PUBLISHED = {
 
 
 @pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    manager = PluginManager()
-    manager.load(Settings())
-    return manager
-
-
-@pytest.fixture(scope="module")
 def tiny(plugins: PluginManager) -> Iterator[Subject]:
     shape = {
         **plugins.get("architectures", "deepseek_v3").conformance.tiny,

@@ -34,13 +34,6 @@ class TestLlavaNextVideo(ArchitectureTests):
     name = "llava_next_video"
 
 
-@pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    manager = PluginManager()
-    manager.load(Settings())
-    return manager
-
-
 def test_published_granite_vision_is_read(plugins: PluginManager) -> None:
     """Granite with four layers of SigLIP; tower and newline as in files of transformers 4."""
     change = {

@@ -14,7 +14,6 @@ from ostro.architectures.llava_onevision.inputs import Inputs
 from ostro.architectures.llava_onevision.model import Config
 from ostro.core.errors import OstroError, RequestError
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
 from ostro.plugins.conformance import ArchitectureTests
 from ostro.plugins.conformance.parity import BAR, subject
 
@@ -39,13 +38,6 @@ RAW = {
 
 class TestLlavaOnevision(ArchitectureTests):
     name = "llava_onevision"
-
-
-@pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    manager = PluginManager()
-    manager.load(Settings())
-    return manager
 
 
 def test_published_folders_are_read(plugins: PluginManager) -> None:

@@ -12,16 +12,8 @@ from ostro.architectures.llava import TOWER as CLIP
 from ostro.architectures.llava.parts import TEXTS, text_record
 from ostro.architectures.siglip import TINY as SIGLIP
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings, resolve
+from ostro.core.records import resolve
 from ostro.plugins.conformance.parity import BAR, deviation, subject
-
-
-@pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    manager = PluginManager()
-    manager.load(Settings())
-    return manager
-
 
 SIGLIP_TOWER = {**SIGLIP, "num_hidden_layers": 4}
 PAIRS = {

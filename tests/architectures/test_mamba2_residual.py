@@ -7,16 +7,8 @@ import torch
 
 from ostro.architectures.mamba2.model import Block, Config, Norm
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
 from ostro.plugins.conformance.mutants import each
 from ostro.plugins.conformance.parity import BAR, deviation, subject
-
-
-@pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    manager = PluginManager()
-    manager.load(Settings())
-    return manager
 
 
 @pytest.mark.parametrize("wide", [True, False])

@@ -13,7 +13,7 @@ from tiny.published import Tensors, publish, published_deviation, refuse_or_run
 from ostro.architectures.phi3.names import gguf_config
 from ostro.core.errors import ConfigError
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings, resolve
+from ostro.core.records import resolve
 from ostro.plugins.conformance.architecture import ArchitectureTests
 from ostro.plugins.conformance.parity import BAR, Subject, deviation, subject
 
@@ -176,10 +176,3 @@ def to_fp8(weight: torch.Tensor, scales: str) -> tuple[torch.Tensor, torch.Tenso
     whole = scale.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
     q = (weight / whole).to(torch.float8_e4m3fn)
     return q, scale.reshape(()) if scales == "tensor" else scale, q.float() * whole
-
-
-@pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    manager = PluginManager()
-    manager.load(Settings())
-    return manager

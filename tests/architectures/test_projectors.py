@@ -38,13 +38,6 @@ CHANGES: dict[str, dict[str, Any]] = {
 """What a file cannot say, at the value that it stands for, and windows of several patches."""
 
 
-@pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    manager = PluginManager()
-    manager.load(Settings())
-    return manager
-
-
 @pytest.fixture(scope="module", params=FAMILIES)
 def made(request: pytest.FixtureRequest, plugins: PluginManager) -> Iterator[Subject]:
     yield from family(request.param, plugins)

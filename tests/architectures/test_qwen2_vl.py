@@ -32,13 +32,6 @@ PREPROCESSOR = {
 """The file of Qwen2-VL-2B-Instruct."""
 
 
-@pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    manager = PluginManager()
-    manager.load(Settings())
-    return manager
-
-
 def published(tiny: dict[str, Any]) -> dict[str, Any]:
     """A config in the layout of the hub: the text at the top level, mrope by its type."""
     text = dict(tiny["text_config"])

@@ -13,7 +13,6 @@ from ostro.architectures.qwen3_5.model import Config, SparseConfig
 from ostro.architectures.qwen3_5.tiled import TiledColumns, TiledRows, TiledStorage
 from ostro.core.errors import CheckpointError, ConfigError, OstroError
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
 from ostro.plugins.conformance.architecture import ArchitectureTests
 from ostro.plugins.conformance.parity import BAR, Subject, deviation, subject
 
@@ -24,13 +23,6 @@ class TestQwen3_5(ArchitectureTests):
 
 class TestQwen3_5Moe(ArchitectureTests):
     name = "qwen3_5_moe"
-
-
-@pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    manager = PluginManager()
-    manager.load(Settings())
-    return manager
 
 
 def publish(made: Subject, root: str, *, stacked: bool) -> None:

@@ -13,20 +13,12 @@ from ostro.architectures.qwen3_5_vl.inputs import Inputs
 from ostro.architectures.qwen3_5_vl.model import Config, SparseConfig
 from ostro.core.errors import ConfigError, OstroError
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
 from ostro.plugins.conformance.architecture import ArchitectureTests
 from ostro.plugins.conformance.parity import BAR, Subject, subject
 
 
 class TestQwen3_5MoeVL(ArchitectureTests):
     name = "qwen3_5_moe_vl"
-
-
-@pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    manager = PluginManager()
-    manager.load(Settings())
-    return manager
 
 
 def publish(made: Subject, *, stacked: bool) -> None:

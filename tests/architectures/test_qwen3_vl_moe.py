@@ -11,7 +11,6 @@ from ostro.architectures.qwen3_vl_moe import MIXTURE
 from ostro.architectures.qwen3_vl_moe.model import Config
 from ostro.core.errors import CheckpointError, ConfigError, OstroError
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
 from ostro.plugins.conformance import ArchitectureTests
 from ostro.plugins.conformance.parity import BAR, Subject, subject
 
@@ -22,13 +21,6 @@ class TestQwen3VLMoe(ArchitectureTests):
 
 class TestQwen3VLMoeText(ArchitectureTests):
     name = "qwen3_vl_moe_text"
-
-
-@pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    manager = PluginManager()
-    manager.load(Settings())
-    return manager
 
 
 STACKS = ("gate_up_proj", "down_proj")

@@ -11,17 +11,10 @@ import torch
 
 from ostro.core.errors import CheckpointError, ConfigError
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Architecture, Settings, resolve
+from ostro.core.records import Architecture, resolve
 from ostro.plugins.conformance.parity import BAR, Subject, deviation, subject
 
 FAMILIES = ("qwen2_5_vl", "qwen3_vl")
-
-
-@pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    manager = PluginManager()
-    manager.load(Settings())
-    return manager
 
 
 def raw(plugins: PluginManager, name: str, **changes: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from sweep.run import NO_REFERENCE, REFUSED, RIGHT, WRONG, causal_classes, in_ch
 from sweep.types import outcomes, text_types
 
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
 
 LEAST = 105
 """Causal classes that must be right."""
@@ -23,13 +22,6 @@ BARE = re.compile(r"\b(Attribute|Key|Index|Type|Name)Error\b")
 STORED = json.loads((files("ostro.architectures.transformers") / "sweep.json").read_text())
 CLASSES = STORED["classes"]
 CURRENT = STORED["transformers"] == transformers.__version__
-
-
-@pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    manager = PluginManager()
-    manager.load(Settings())
-    return manager
 
 
 def counted(result: str) -> list[str]:

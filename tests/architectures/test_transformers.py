@@ -19,7 +19,6 @@ from ostro.core.config import ModelConfig
 from ostro.core.load.model import LoadedModel
 from ostro.core.nn import CachedLayer, Embedding, Linear, Model
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
 from ostro.plugins.conformance import decoder
 from ostro.plugins.conformance.outputs import adapter_deltas_reach_every_linear
 from ostro.plugins.conformance.parity import BAR, RED, Subject, deviation
@@ -92,13 +91,6 @@ def body(plugins: PluginManager, name: str, std: float = 0.2, **shape: Any) -> I
     with TemporaryDirectory() as folder:
         reference.save_pretrained(folder)
         yield Body(record, reference, Path(folder), plugins)
-
-
-@pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    manager = PluginManager()
-    manager.load(Settings())
-    return manager
 
 
 @pytest.fixture(scope="module", params=CASES)

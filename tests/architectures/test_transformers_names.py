@@ -40,13 +40,6 @@ SIZES = {
 MIXTURE = "OlmoeForCausalLM"
 
 
-@pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    manager = PluginManager()
-    manager.load(Settings())
-    return manager
-
-
 def make(name: str, folder: Path, **fields: Any) -> Any:
     """The reference of a class, with its checkpoint in `folder`."""
     cls: Any = getattr(transformers, name)

@@ -37,13 +37,6 @@ SHAPE = {
 }
 
 
-@pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    manager = PluginManager()
-    manager.load(Settings())
-    return manager
-
-
 def save(folder: Path, name: str, **shape: Any) -> Path:
     """A checkpoint of a class of transformers."""
     cls = getattr(transformers, name)

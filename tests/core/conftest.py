@@ -80,13 +80,6 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 
 @pytest.fixture(scope="session")
-def plugins() -> PluginManager:
-    manager = PluginManager()
-    manager.load(Settings())
-    return manager
-
-
-@pytest.fixture(scope="session")
 def llama(plugins: PluginManager) -> Iterator[Subject]:
     with subject(plugins, "llama") as made:
         yield made

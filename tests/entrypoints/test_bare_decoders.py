@@ -32,13 +32,6 @@ ARCH = {"gemma3": "gemma3"}  # EmbeddingGemma claims its class
 POOLING = {"word_embedding_dimension": 64, "pooling_mode_lasttoken": True}
 
 
-@pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    manager = PluginManager()
-    manager.load(Settings())
-    return manager
-
-
 def make_bare(folder: Path, name: str, plugins: PluginManager, **changes: Any) -> Any:
     """Save the bare decoder of an architecture's tiny config, with a tokenizer."""
     record = plugins.get("architectures", name)

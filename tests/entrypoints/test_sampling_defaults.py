@@ -23,13 +23,6 @@ from ostro.entrypoints.sampling_defaults import FALLBACK, GGUF_KEYS, GGUF_PREFIX
 CONFIG, GGUF = "generation_config.json", "GGUF general.sampling"
 
 
-@pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    manager = PluginManager()
-    manager.load()
-    return manager
-
-
 def defaults_of(
     folder: Path, config: object = None, metadata: Mapping[str, Any] = {}
 ) -> SamplingDefaults:

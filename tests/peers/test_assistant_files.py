@@ -31,13 +31,6 @@ from ostro.plugins.conformance.parity import BAR, subject
 pytestmark = pytest.mark.peer
 
 
-@pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    manager = PluginManager()
-    manager.load(Settings())
-    return manager
-
-
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("name", ["gemma4", "gemma4, experts"])
 def test_assistants_in_converted_files(

@@ -98,13 +98,6 @@ def llama_cpp() -> Path:
     return python
 
 
-@pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    manager = PluginManager()
-    manager.load(Settings())
-    return manager
-
-
 @pytest.mark.parametrize("name", MEDIA)
 def test_projectors_equal_those_of_the_converter(
     name: str, checkout: Path, plugins: PluginManager, tmp_path: Path

@@ -13,7 +13,6 @@ from conversions import CASES, Case
 from converter import CHECKOUT, find_checkout, find_python, run
 
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
 
 pytestmark = pytest.mark.peer
 
@@ -24,13 +23,6 @@ def checkout() -> Path:
     if found is None:
         pytest.skip(f"{CHECKOUT} names no checkout of llama.cpp")
     return found
-
-
-@pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    manager = PluginManager()
-    manager.load(Settings())
-    return manager
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)

@@ -45,13 +45,6 @@ NAMED = {
 COPIES = ("nextn.embed_tokens.weight", "nextn.shared_head_head.weight")
 
 
-@pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    manager = PluginManager()
-    manager.load(Settings())
-    return manager
-
-
 @pytest.mark.parametrize("name", NAMED)
 def test_heads_of_converted_files(name: str, plugins: PluginManager, tmp_path: Path) -> None:
     """`ostro quantize --speculate heads` writes the same tensors, and as many layers."""

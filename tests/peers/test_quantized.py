@@ -17,7 +17,6 @@ from gguf import GGUFReader
 from quantized import FORMATS, Outcome, cases, find_llama, run
 
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(900)]
 
@@ -30,13 +29,6 @@ def checkout() -> Path:
     if not find_llama().exists():
         pytest.skip(f"there is no {find_llama()}; environments.py makes it")
     return found
-
-
-@pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    manager = PluginManager()
-    manager.load(Settings())
-    return manager
 
 
 @pytest.mark.parametrize("name", cases())

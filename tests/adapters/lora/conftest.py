@@ -23,13 +23,6 @@ Read = Callable[[Path], AdapterWeights]
 Write = Callable[..., AdapterWeights]
 
 
-@pytest.fixture(scope="session")
-def plugins() -> PluginManager:
-    manager = PluginManager()
-    manager.load()
-    return manager
-
-
 @pytest.fixture
 def read(plugins: PluginManager) -> Read:
     """Read a folder, after checking that the plugin claims it."""

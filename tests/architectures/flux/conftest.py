@@ -21,7 +21,7 @@ from ostro.core.load.model import cast_biases, finalize
 from ostro.core.load.weights import WeightReader, fill
 from ostro.core.ops import Target
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings, TensorInfo
+from ostro.core.records import TensorInfo
 from ostro.plugins.conformance.parity import STD, reinitialise
 
 diffusers = pytest.importorskip("diffusers")
@@ -112,13 +112,6 @@ def pipeline(raw: dict[str, Any], std: float) -> Any:
         reinitialise(part.eval(), std)
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler(**raw["scheduler"])
     return diffusers.FluxPipeline(scheduler=scheduler, tokenizer=None, tokenizer_2=None, **parts)
-
-
-@pytest.fixture(scope="session")
-def plugins() -> PluginManager:
-    manager = PluginManager()
-    manager.load(Settings())
-    return manager
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,6 @@ from ostro.core.load.multi_token import MultiTokenNames
 from ostro.core.load.names import Names, Pair
 from ostro.core.load.weights import slots
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
 from ostro.plugins.conformance.names import fault_of
 from ostro.plugins.conformance.parity import Subject, subject
 
@@ -26,13 +25,6 @@ NAMES = MultiTokenNames(
     gguf=[Pair("blk.4.nextn.eh_proj", "mtp.eh_proj")],
     ignore=("mtp.layers.0.embed.{any}",),
 )
-
-
-@pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    manager = PluginManager()
-    manager.load(Settings())
-    return manager
 
 
 def test_the_layer_has_the_names_of_a_layer_of_the_model() -> None:

@@ -16,7 +16,6 @@ from ostro.core.load.model import LoadedModel, requantize
 from ostro.core.load.quantize import SHORT, find, makers
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
-from ostro.plugins.conformance.architecture import all_plugins
 from ostro.plugins.conformance.formats import (
     assert_grid,
     falls_with_bits,
@@ -25,11 +24,6 @@ from ostro.plugins.conformance.formats import (
     wide,
 )
 from ostro.plugins.conformance.parity import Subject, deviation, greedy
-
-
-@pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    return all_plugins()
 
 
 @pytest.fixture(scope="module")

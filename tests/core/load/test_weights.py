@@ -21,13 +21,6 @@ from ostro.plugins.conformance.parity import BAR, Subject, deviation, subject
 
 
 @pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    manager = PluginManager()
-    manager.load(Settings())
-    return manager
-
-
-@pytest.fixture(scope="module")
 def reference(plugins: PluginManager) -> Iterator[Subject]:
     with subject(plugins, "llama") as made:
         yield made

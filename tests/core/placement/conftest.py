@@ -12,7 +12,6 @@ from ostro.architectures.llama import TINY as LLAMA
 from ostro.architectures.mixtral import TINY as MIXTRAL
 from ostro.architectures.qwen3_next import TINY as QWEN3_NEXT
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
 from ostro.plugins.conformance.parity import Subject, subject
 from ostro.plugins.conformance.second_device import SimulatedDevice, second_device
 
@@ -23,13 +22,6 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     "mixtral": MIXTRAL,
     "qwen3_next": QWEN3_NEXT,
 }
-
-
-@pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    manager = PluginManager()
-    manager.load(Settings())
-    return manager
 
 
 @pytest.fixture(scope="module")

@@ -10,17 +10,9 @@ import pytest
 
 from ostro.core.errors import ModelNotFound
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
 from ostro.entrypoints.cli.catalogue import BODY, NATIVE, REFUSED, Row, catalogue, page, search
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "models.md"
-
-
-@pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    manager = PluginManager()
-    manager.load(Settings())
-    return manager
 
 
 @pytest.fixture(scope="module")

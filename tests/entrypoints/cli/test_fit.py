@@ -36,13 +36,6 @@ Fitted = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    manager = PluginManager()
-    manager.load(Settings())
-    return manager
-
-
-@pytest.fixture(scope="module")
 def models(
     plugins: PluginManager, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, str]]:

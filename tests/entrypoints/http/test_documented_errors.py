@@ -46,13 +46,6 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    found = PluginManager()
-    found.load()
-    return found
-
-
-@pytest.fixture(scope="module")
 def routes(plugins: PluginManager) -> list[Route]:
     """The routes that have errors."""
     found = routes_of(plugins)

@@ -51,13 +51,6 @@ PATIENCE = 120.0
 """Seconds after which a test gives up."""
 
 
-@pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    found = PluginManager()
-    found.load()
-    return found
-
-
 @pytest.fixture(autouse=True)
 def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Report progress and repeat requests at once."""

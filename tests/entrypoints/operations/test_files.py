@@ -35,13 +35,6 @@ DAY = 86400
 Work = Callable[[Files, Uploads], Awaitable[Any]]
 
 
-@pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    found = PluginManager()
-    found.load()
-    return found
-
-
 @pytest.fixture(params=["sqlite", "memory"])
 def run(
     request: pytest.FixtureRequest, plugins: PluginManager, tmp_path: Path

@@ -40,13 +40,6 @@ KB = 1 << 10
 ANN = Caller(name="ann")
 
 
-@pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    manager = PluginManager()
-    manager.load()
-    return manager
-
-
 def run(
     plugins: PluginManager, work: Callable[[Responses], Awaitable[Any]], **limits: int
 ) -> list[Any]:

@@ -32,13 +32,6 @@ from ostro.entrypoints.operations.responses.store import INPUT_KIND, JOB_KIND, K
 from ostro.entrypoints.operations.state import State, open_state
 
 
-@pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    found = PluginManager()
-    found.load()
-    return found
-
-
 @pytest.fixture(autouse=True)
 def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "RETRY_SECONDS", (0.0, 0.0))

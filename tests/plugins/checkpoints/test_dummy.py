@@ -21,13 +21,6 @@ WEIGHTS = {"qwen3-0.6b": 596.0, "qwen3-4b": 4022.5, "llama-1b": 1235.8, "llama-8
 """Millions of parameters that the models are published with."""
 
 
-@pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    manager = PluginManager()
-    manager.load(Settings())
-    return manager
-
-
 @pytest.mark.parametrize("shape", WEIGHTS)
 def test_has_as_many_weights_as_the_published_model(shape: str, plugins: PluginManager) -> None:
     container = open_dummy(shape, plugins)

@@ -26,13 +26,6 @@ FAMILIES: Mapping[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    manager = PluginManager()
-    manager.load(Settings())
-    return manager
-
-
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_family_is_written_as_another(name: str, plugins: PluginManager, tmp_path: Path) -> None:
     architecture, changes = FAMILIES[name]

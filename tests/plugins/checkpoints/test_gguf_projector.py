@@ -29,13 +29,6 @@ SETTINGS = {
 }
 
 
-@pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    manager = PluginManager()
-    manager.load(Settings())
-    return manager
-
-
 def shape(plugins: PluginManager, name: str, **vision: Any) -> dict[str, Any]:
     tiny = plugins.get("architectures", name).conformance.tiny
     assert tiny is not None

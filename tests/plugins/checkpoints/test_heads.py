@@ -25,13 +25,6 @@ from ostro.plugins.checkpoints.uqff.save import save_uqff
 from ostro.plugins.conformance.parity import BAR
 
 
-@pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    manager = PluginManager()
-    manager.load(Settings())
-    return manager
-
-
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", HEADS)
 def test_a_uqff_folder_has_the_head(name: str, plugins: PluginManager, tmp_path: Path) -> None:

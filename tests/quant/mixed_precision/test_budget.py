@@ -63,11 +63,6 @@ def ignore(stage: str, done: int, total: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    return all_plugins()
-
-
-@pytest.fixture(scope="module")
 def home(plugins: PluginManager) -> Path:
     return find(FLOATS, plugins)
 

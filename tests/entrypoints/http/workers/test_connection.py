@@ -87,13 +87,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("m") / "echo")
 
 
-@pytest.fixture(scope="module")
-def plugins() -> PluginManager:
-    found = PluginManager()
-    found.load()
-    return found
-
-
 @asynccontextmanager
 async def connected(folder: Path, plugins: PluginManager, rows: int = 64) -> AsyncIterator[Peer]:
     echo = EchoEngine([END_ID])

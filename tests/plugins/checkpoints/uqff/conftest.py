@@ -16,7 +16,7 @@ from torch import Tensor
 from ostro.core.load.container import Container
 from ostro.core.nn.storage import Storage, Stored
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Quantizer, Settings, TensorInfo, resolve
+from ostro.core.records import Quantizer, TensorInfo, resolve
 
 KEY = "model.layers.0.self_attn.k_proj"
 GOLDEN = load_file(Path(__file__).with_name("golden.safetensors"))
@@ -26,13 +26,6 @@ VERSION = {
     f"uqff.version.{part}": torch.tensor(n, dtype=torch.int64).to(torch.uint32)
     for part, n in (("major", 1), ("minor", 2), ("patch", 0))
 }
-
-
-@pytest.fixture(scope="session")
-def plugins() -> PluginManager:
-    manager = PluginManager()
-    manager.load(Settings())
-    return manager
 
 
 @pytest.fixture(scope="session")
