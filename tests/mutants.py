@@ -1174,8 +1174,8 @@ PLUGINS: Mapping[str, Mapping[str, Change]] = {
     },
     "plugins/pipelines/text/tools.py": {
         "calls-are-not-parallel-by-default": (
-            "parallel = request.parallel_tool_calls is not False",
-            "parallel = request.parallel_tool_calls is True",
+            "if parallel is False:",
+            "if parallel is not True:",
         ),
     },
     "plugins/pipelines/transcription/rules.py": {
