@@ -458,6 +458,11 @@ def test_chats_constrain_calls_as_servers_do(starter: LocalModel) -> None:
         False,
         False,
     ]
+    for name, value in (("tool_choice", "required"), ("parallel_tool_calls", False)):
+        with pytest.raises(RequestError, match=f"{name} needs tools"):
+            starter.chat(HELLO, **{name: value})
+    with pytest.raises(RequestError, match=r"tools\[1\]: duplicate name 'weather'"):
+        starter.chat(HELLO, tools=[WEATHER, STRICT])
     with pytest.raises(RequestError, match="'absent' is none of the tools"):
         starter.chat(HELLO, tools=[WEATHER], tool_choice={**named, "function": {"name": "absent"}})
     with pytest.raises(RequestError, match="tool_choice: expected auto, none"):

@@ -12,6 +12,7 @@ import msgspec
 from ostro.errors import ContextLengthExceeded, RequestError
 from ostro.pipelines import ChatRequest, CompletionRequest, Dry, Sampling, TextRequest, Tokenizer
 from ostro.plugins.pipelines.text.structure import check_ends, processors_of
+from ostro.plugins.pipelines.text.tools import check_needs_tools
 
 BREAKERS = ("\n", ":", '"', "*")
 """Strings that end a DRY match, as in text-generation-webui."""
@@ -113,9 +114,7 @@ def check_chat(request: ChatRequest) -> None:
         raise RequestError("top_logprobs needs logprobs=true", param="top_logprobs")
     if request.top_logprobs is not None and not 0 <= request.top_logprobs <= 20:
         raise RequestError("top_logprobs is not within 0..20", param="top_logprobs")
-    for name in ("tool_choice", "parallel_tool_calls"):
-        if getattr(request, name) is not None and not request.tools:
-            raise RequestError(f"{name} needs tools", param=name)
+    check_needs_tools(request.tools, request.tool_choice, request.parallel_tool_calls)
 
 
 def bias_of(request: TextRequest) -> dict[int, float]:

@@ -30,17 +30,9 @@ class CallRules:
 
 
 def tools_of(request: ChatRequest) -> list[dict[str, Any]] | None:
-    """The tools that the template receives. Raises RequestError for a malformed one."""
-    tools = request.tools or []
-    if len(tools) > MAX_TOOLS:
-        raise RequestError(f"{len(tools)} tools; at most {MAX_TOOLS}", param="tools")
-    names: set[str] = set()
-    for i, tool in enumerate(tools):
-        name = tool_name(tool, f"tools[{i}]")
-        if name in names:
-            raise RequestError(f"tools[{i}]: duplicate name {name!r}", param="tools")
-        names.add(name)
-    return None if request.tool_choice == "none" or not tools else tools
+    """The tools that the template receives. Raises RequestError as `offered_tools`."""
+    offered_tools(request.tools)
+    return None if request.tool_choice == "none" else request.tools or None
 
 
 def tool_name(tool: Mapping[str, Any], where: str) -> str:
@@ -62,13 +54,27 @@ def tool_name(tool: Mapping[str, Any], where: str) -> str:
 
 
 def offered_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[Tool]:
-    """The tools that the model may call. Raises RequestError for a malformed one."""
-    found = []
-    for i, tool in enumerate(tools or ()):
+    """The tools that the model may call.
+
+    Raises RequestError for a malformed one, for two of the same name, and for too many.
+    """
+    tools, offered = tools or (), dict[str, Tool]()
+    if len(tools) > MAX_TOOLS:
+        raise RequestError(f"{len(tools)} tools; at most {MAX_TOOLS}", param="tools")
+    for i, tool in enumerate(tools):
         name, function = tool_name(tool, f"tools[{i}]"), tool["function"]
+        if name in offered:
+            raise RequestError(f"tools[{i}]: duplicate name {name!r}", param="tools")
         parameters, strict = function.get("parameters") or {}, bool(function.get("strict"))
-        found.append(Tool(name, parameters, strict))
-    return found
+        offered[name] = Tool(name, parameters, strict)
+    return [*offered.values()]
+
+
+def check_needs_tools(tools: Sequence[Any] | None, tool_choice: Any, parallel: bool | None) -> None:
+    """Raise RequestError for a field that constrains calls in a request without tools."""
+    for name, value in (("tool_choice", tool_choice), ("parallel_tool_calls", parallel)):
+        if value is not None and not tools:
+            raise RequestError(f"{name} needs tools", param=name)
 
 
 def call_rules(
@@ -76,10 +82,13 @@ def call_rules(
 ) -> CallRules:
     """The calls that a request allows. given: its tools; None if the model is shown none.
 
-    Raises RequestError for a malformed tool or `tool_choice`, and for names of tools that are not
-    offered.
+    Raises RequestError for a malformed tool or `tool_choice`, for names of tools that are not
+    offered, and for constraints of calls without tools.
     """
     tools = offered_tools(given)
+    if tool_choice == "none":
+        return CallRules()
+    check_needs_tools(tools, tool_choice, parallel)
     if not tools:
         return CallRules()
     choice, allowed = read_choice(tool_choice)
