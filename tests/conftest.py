@@ -1,4 +1,4 @@
-"""Settings and plugins of all tests: quiet libraries, one thread, no GPU for Triton's kernels."""
+"""Settings and plugins of all tests: quiet libraries, one thread, Triton's interpreter on CPUs."""
 
 from __future__ import annotations
 

@@ -54,8 +54,8 @@ GONE = "the server is shutting down"
 THREADS = 16
 """Requests whose media are fetched and prepared at once."""
 OWN_THREADS = 4
-"""Those of one owner. While one is prepared others are fetched, so that a next one waits then:
-else the turn of the owner ends.
+"""Those of one owner. While one is prepared, the others are fetched and their prompts rendered: an
+owner whose next request is not ready loses its turn.
 """
 MAX_PIXELS = 512 << 20
 """Pixels of all images and videos of one request."""

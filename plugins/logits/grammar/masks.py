@@ -58,7 +58,7 @@ class GrammarRow:
     busy: bool = False
 
     def __post_init__(self) -> None:
-        # The mask of each step without drafts, in the same memory: this saves 5 us.
+        # The mask of each step without drafts: the same memory, so that no step allocates it.
         self.single = torch.empty((1, self.words), dtype=torch.int32)
         self.pointer = self.single.data_ptr()
 
@@ -127,7 +127,7 @@ class MaskBatch:
         self.rows, self.threads = rows, threads
 
     def wait(self) -> None:
-        """Wait for the masks as long as a step may. Rows that have not begun are busy no more."""
+        """Wait for the masks as long as a step may. Rows that have not begun are no longer busy."""
         if not all(thread.done() for thread in self.threads):
             wait(self.threads, STEP)
         while self.rows:
