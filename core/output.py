@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 from ostro.core.messages.text import OutputEvent
-
-
-@dataclass(frozen=True)
-class Tool:
-    """A tool of a request. `parameters` is a JSON schema, which `strict` calls have to follow."""
-
-    name: str
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    strict: bool = False
+from ostro.core.messages.text_requests import Tool
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,8 +196,8 @@ def parse(body: Mapping[str, Any], kind: type[R], *, strict: bool = True) -> R:
 def check_fields(names: Iterable[str], kind: type[msgspec.Struct]) -> None:
     """Raise RequestError for names of unknown fields, so that misspelled ones are not ignored.
 
-    `kind` may have `unsupported`, like `ModelTarget`: a description, and a hint after "; ". Raises
-    Unsupported for these fields.
+    `kind` may have `unsupported`: a description, and a hint after "; ", by name. Raises Unsupported
+    for these fields.
     """
     known = kind.__struct_encode_fields__
     unsupported: Mapping[str, str] = getattr(kind, "unsupported", {})
@@ -310,13 +310,11 @@ class TextPipeline(Protocol):
     def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
+        request: ChatRequest,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        options: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = True,
         template: str | None = None,
     ) -> list[int]:
-        """Token ids of a conversation, rendered with the chat template and its `options`."""
+        """Token ids of messages in the form of chat templates; the rest is that of a request."""
         ...
 
     def check_media(self, media: Sequence[RequestMedium]) -> None:
@@ -331,26 +329,18 @@ class TextPipeline(Protocol):
         self,
         sampling: Sampling,
         prompt: Sequence[int],
+        request: ChatRequest,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
         template: str | None = None,
-        thinking_budget: int | None = None,
-        tool_choice: str | Mapping[str, Any] | None = None,
-        parallel_tool_calls: bool | None = None,
     ) -> Sampling:
         """The sampling of an answer in a chat, with the logits processors of its notation.
 
-        A grammar constrains its text alone. Reasoning has at most `thinking_budget` tokens. Strict
-        tools, `tool_choice` and `parallel_tool_calls` constrain its calls.
+        A grammar constrains its text alone. The tools and the budget are those of the request.
         """
         ...
 
     def new_parser(
-        self,
-        prompt: Sequence[int],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template: str | None = None,
+        self, prompt: Sequence[int], request: ChatRequest, *, template: str | None = None
     ) -> Callable[[], OutputParser] | None:
         """The function that makes the parsers of a chat's choices; None if nothing is parsed."""
         ...

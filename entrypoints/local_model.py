@@ -23,12 +23,14 @@ from ostro.core.messages.outputs import Finish, TokenLogprobs, TokenOutput
 from ostro.core.messages.prompt import Prompt
 from ostro.core.messages.requests import AdapterRef
 from ostro.core.messages.text import ChoiceEnd, Event, text_of
+from ostro.core.messages.text_requests import ChatRequest
 from ostro.core.output import OutputParser
 from ostro.core.pipeline import Continuation, SamplingDefaults, ServedModel, TextPipeline
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import ProgressCallback, resolve
 from ostro.core.tasks import Ranked, Sound, Transcript
 from ostro.core.tokenizer import Tokenizer
+from ostro.entrypoints.api.openai.tools import read_choice, read_tools
 from ostro.entrypoints.local_engine import LocalClient, LocalEngine
 from ostro.entrypoints.local_pipelines import LocalPipelines
 from ostro.entrypoints.media import make_item
@@ -208,10 +210,9 @@ class LocalModel(LocalPipelines):
             raise UsageError("prompt_logprobs: use logits(), which returns all positions")
         prompt = self.prompt(x, adapters=adapters, parse_special=parse_special)
         if chat or thinking_budget is not None:
+            request = ChatRequest(messages=(), thinking_budget=thinking_budget)
             template = self.template_of(refs)
-            rules = text.chat_sampling(
-                rules, prompt.tokens, template=template, thinking_budget=thinking_budget
-            )
+            rules = text.chat_sampling(rules, prompt.tokens, request, template=template)
         continued = text.prepare(prompt, rules, adapters=refs)
         ended: set[int] = set()
         with closing(self.local.generate(continued.request)) as outputs:
@@ -252,19 +253,20 @@ class LocalModel(LocalPipelines):
         rules = text.sampling(sampling)
         if rules.n != 1:
             raise UsageError("n: chat() returns one answer; call it again for another")
-        tools = None if tool_choice == "none" else tools
-        prompt = self.prompt(messages, tools=tools, adapters=adapters, **(options or {}))
-        template = self.template_of(refs)
-        rules = text.chat_sampling(
-            rules,
-            prompt.tokens,
-            tools=tools,
-            template=template,
-            thinking_budget=thinking_budget,
-            tool_choice=tool_choice,
+        choice = read_choice(tool_choice)
+        request = ChatRequest(
+            messages=(),
+            tools=read_tools(tools),
+            tool_choice=choice.mode,
+            allowed_tools=choice.allowed,
             parallel_tool_calls=parallel_tool_calls,
+            thinking_budget=thinking_budget,
+            chat_template_kwargs=options or {},
         )
-        make = text.new_parser(prompt.tokens, tools=tools, template=template)
+        template = self.template_of(refs)
+        prompt = self.chat_prompt(messages, request, template)
+        rules = text.chat_sampling(rules, prompt.tokens, request, template=template)
+        make = text.new_parser(prompt.tokens, request, template=template)
         continued = text.prepare(prompt, rules, adapters=refs, parser=make)
         builder = ChoiceBuilder()
         with closing(self.local.generate(continued.request)) as outputs:
@@ -280,7 +282,7 @@ class LocalModel(LocalPipelines):
     def parser(self, prompt: Prompt, *, adapters: Adapters = ()) -> OutputParser | None:
         """Return a parser of the reasoning in the answer to a prompt of messages, None without."""
         template = self.template_of(adapter_refs(adapters))
-        make = self.text.new_parser(prompt.tokens, template=template)
+        make = self.text.new_parser(prompt.tokens, ChatRequest(messages=()), template=template)
         return None if make is None else make()
 
     def encode(
@@ -320,10 +322,16 @@ class LocalModel(LocalPipelines):
                 return Prompt(tokens=[index(token) for token in items])
         except TypeError as error:
             raise UsageError(f"expected text, messages or token ids as prompt: {error}") from None
-        messages, media = split_media(items)
+        request = ChatRequest(messages=(), tools=read_tools(tools), chat_template_kwargs=options)
+        return self.chat_prompt(items, request, self.template_of(adapter_refs(adapters)))
+
+    def chat_prompt(
+        self, messages: Sequence[Mapping[str, Any]], request: ChatRequest, template: str | None
+    ) -> Prompt:
+        """Return the prompt of messages with their media; the rest is that of a request."""
+        plain, media = split_media(messages)
         self.text.check_media(media)
-        template = self.template_of(adapter_refs(adapters))
-        tokens = self.text.encode_chat(messages, tools=tools, options=options, template=template)
+        tokens = self.text.encode_chat(plain, request, template=template)
         if not media:
             return Prompt(tokens=tokens)
         assert self.inputs is not None, "`check_media` rejects media of text-only models"

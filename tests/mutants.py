@@ -1124,10 +1124,6 @@ PLUGINS: Mapping[str, Mapping[str, Change]] = {
         ),
     },
     "plugins/pipelines/text/sampling.py": {
-        "token-id-may-have-other-digits": (
-            "if not (key.isascii() and key.isdigit() and len(key) < 12):",
-            "if not (key.isdigit() and len(key) < 12):",
-        ),
         "best-of-may-be-less-than-n": (
             "not (request.n or 1) <= request.best_of <= MAX_BEST_OF",
             "not 1 <= request.best_of <= MAX_BEST_OF",
@@ -1172,7 +1168,23 @@ PLUGINS: Mapping[str, Mapping[str, Change]] = {
             "False and (",
         ),
     },
+    "plugins/pipelines/text/conversation.py": {
+        "result-of-a-tool-without-its-call": (
+            'if message.role == "tool" and message.tool_call_id not in known:',
+            "if False:",
+        ),
+    },
+    "plugins/pipelines/text/structure.py": {
+        "constraint-and-grammar-of-a-processor": (
+            "if GRAMMAR in processors:",
+            "if False:",
+        ),
+    },
     "plugins/pipelines/text/tools.py": {
+        "strict-is-written-to-the-prompt": (
+            '"parameters": parameters, **tool.extra}',
+            '"parameters": parameters, "strict": tool.strict, **tool.extra}',
+        ),
         "calls-are-not-parallel-by-default": (
             "if parallel is False:",
             "if parallel is not True:",
@@ -1303,6 +1315,36 @@ ENTRYPOINTS: Mapping[str, Mapping[str, Change]] = {
         "newer-name-of-a-limit-is-ignored": (
             'one_of(self, "max_completion_tokens", "max_tokens")',
             "self.max_tokens",
+        ),
+        "token-id-may-have-other-digits": (
+            "if not (key.isascii() and key.isdigit() and len(key) < 12):",
+            "if not (key.isdigit() and len(key) < 12):",
+        ),
+    },
+    "entrypoints/api/openai/constraints.py": {
+        "two-constraints-of-an-answer": (
+            "if len(fields) > 1:",
+            "if len(fields) > 2:",
+        ),
+        "gbnf-is-read-as-lark": (
+            'TextGrammar("gbnf" if is_gbnf else "lark", text)',
+            'TextGrammar("lark", text)',
+        ),
+    },
+    "entrypoints/api/openai/messages.py": {
+        "result-of-a-function-is-not-that-of-its-call": (
+            'called.get(message.name or "", f"function {message.name}")',
+            'f"function {message.name}"',
+        ),
+        "refusal-is-not-part-of-the-prompt": (
+            "content = message.content or message.refusal or message.content",
+            "content = message.content",
+        ),
+    },
+    "entrypoints/api/openai/tools.py": {
+        "forced-function-is-one-of-all-tools": (
+            'return ToolChoice("required", [function_name(choice)])',
+            'return ToolChoice("required")',
         ),
     },
     "entrypoints/api/openai/text.py": {

@@ -131,7 +131,8 @@ def arrange(
             fields["content"] = content
         reasoning = next((fields[key] for key in REASONING if fields.get(key) is not None), None)
         if reasoning is not None:
-            fields = {"thinking": reasoning, **fields, "reasoning_content": reasoning}
+            names = {"thinking": reasoning, "reasoning": reasoning}
+            fields = {**names, **fields, "reasoning_content": reasoning}
         if calls:
             if not isinstance(calls, list):
                 raise RequestError(f"{place}.tool_calls is not a list", param="messages")

@@ -1,21 +1,28 @@
 """Requests for text: what a client wants, before a pipeline makes it a request of the engine.
 
-The names of the fields are those of OpenAI's API, and vLLM's for what that API lacks. Each API
-family converts its own requests to these.
+The types belong to no API. Each API family converts the JSON of its clients to these.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 
+from ostro.core.media.parts import RequestMedium
 from ostro.core.messages.target import ModelTarget
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-class FilePart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class TextPart(msgspec.Struct, frozen=True):
+    """A text among the parts of a message."""
+
+    text: str
+
+
+class FilePart(msgspec.Struct, frozen=True, kw_only=True):
     """A file: the id of an uploaded one, or its data in base64 or as a data URL."""
 
     file_id: str | None = None
@@ -23,111 +30,112 @@ class FilePart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     filename: str | None = None
 
 
-class ContentPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A part of a message's content: text, a medium with a URL or, for audio, data, or a file.
+ContentPart = TextPart | RequestMedium | FilePart
+"""A part of a message: text, a medium, or a file whose contents become one of the two."""
 
-    Types as in OpenAI's API and vLLM: text, refusal, image_url, input_audio, audio_url, video_url,
-    file. `prompt_cache_breakpoint` and `cache_control` have no effect: the prefix cache finds
-    repeated prefixes by itself.
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    """A call of a tool in an answer of the assistant.
+
+    id         "" without one
+    arguments  JSON, unless the model writes other text
     """
 
-    type: str
-    text: str | None = None
-    refusal: str | None = None
-    file: FilePart | None = None
-    prompt_cache_breakpoint: dict[str, Any] | None = None
-    cache_control: dict[str, Any] | None = None
-    image_url: str | dict[str, Any] | None = None
-    audio_url: str | dict[str, Any] | None = None
-    video_url: str | dict[str, Any] | None = None
-    input_audio: dict[str, Any] | None = None
-
-
-class FunctionCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A function call in the predecessor of `tool_calls`; `arguments` are JSON."""
-
     name: str
-    arguments: str
+    id: str = ""
+    arguments: str = ""
 
 
-class Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class Message(msgspec.Struct, kw_only=True):
     """One turn of a conversation.
 
-    `function_call` and the role function are the predecessors of `tool_calls` and of the role tool.
-    `annotations`, the citations of a web search, are not part of the prompt.
+    role          system, developer, user, assistant or tool
+    content       text, or parts; None for an answer that consists of tool calls
+    reasoning     the reasoning of an answer
+    tool_calls    the calls of an answer
+    tool_call_id  the id of the call that a message of the role tool has the result of
     """
 
     role: str
-    content: str | list[ContentPart] | None = None
+    content: str | Sequence[ContentPart] | None = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
-    tool_call_id: str | None = None
-    reasoning_content: str | None = None
     reasoning: str | None = None
-    refusal: str | None = None
-    function_call: FunctionCall | None = None
-    annotations: list[Any] | None = None
-    audio: dict[str, Any] | None = None
+    tool_calls: Sequence[ToolCall] = ()
+    tool_call_id: str | None = None
 
 
-class NamedSchema(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A JSON schema with a name. Every schema is enforced, whatever `strict` is."""
+class Tool(msgspec.Struct, frozen=True):
+    """A tool that the model may call.
 
-    name: str | None = None
-    description: str | None = None
-    schema: dict[str, Any] | bool | None = None
-    strict: bool | None = None
-
-
-class ResponseFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The form of the output: text, JSON, or vLLM's text with tags that begin JSON.
-
-    `schema` without a name is llama.cpp's form.
+    parameters  a JSON schema, which the arguments of `strict` calls have to follow
+    extra       further keys of its declaration, which chat templates may read
     """
 
-    type: Literal["text", "json_object", "json_schema", "structural_tag"]
-    json_schema: NamedSchema | None = None
-    schema: dict[str, Any] | bool | None = None
-    structures: list[dict[str, Any]] | None = None
-    triggers: list[str] | None = None
-    format: dict[str, Any] | None = None
+    name: str
+    parameters: Mapping[str, Any] = {}
+    strict: bool = False
+    description: str | None = None
+    extra: Mapping[str, Any] = {}
 
 
-class Grammar(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A grammar in mistral.rs's form."""
+class JsonSchema(msgspec.Struct, frozen=True):
+    """JSON that satisfies a schema; `True` permits every value."""
 
-    type: Literal["regex", "json_schema", "lark", "yacc", "gbnf", "llguidance"]
-    value: Any
+    schema: Mapping[str, Any] | bool
 
 
-class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The form of the output, as vLLM states it; one of the fields."""
+JSON_OBJECT = JsonSchema({"type": "object"})
+"""Any JSON object."""
 
-    json: str | dict[str, Any] | None = None
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
-    json_object: bool | None = None
-    structural_tag: str | dict[str, Any] | None = None
+
+class Regex(msgspec.Struct, frozen=True):
+    """Text that a regular expression matches."""
+
+    pattern: str
+
+
+class Choices(msgspec.Struct, frozen=True):
+    """One of several texts."""
+
+    texts: Sequence[str]
+
+
+class Grammar(msgspec.Struct, frozen=True):
+    """Text of a grammar in the syntax of Lark, of GBNF (llama.cpp) or of Yacc."""
+
+    notation: Literal["lark", "gbnf", "yacc"]
+    text: str
+
+
+class StructuralTag(msgspec.Struct, frozen=True):
+    """Text with tags that begin JSON, in the format of vLLM: `structures`, `triggers`, `format`."""
+
+    value: Mapping[str, Any]
+
+
+class Constraint(msgspec.Struct, frozen=True):
+    """What the text of an answer has to satisfy; `field` is the field of the client's request."""
+
+    value: JsonSchema | Regex | Choices | Grammar | StructuralTag
+    field: str
 
 
 class TextRequest(ModelTarget, kw_only=True):
     """The fields that chats and completions share. None stands for the default.
 
-    `logits_processors` are parameters of installed logits processors by name; `processors` is its
-    older name. One of the last eight fields at most constrains the output.
-    `max_total_tokens` limits the tokens of prompt and output together, as a shorter context. False
-    for `speculate` turns speculative decoding off for the request, and draws each forced token.
+    logits_processors  parameters of installed logits processors, by name
+    max_total_tokens   limits the tokens of prompt and output together, as a shorter context
+    speculate          False turns speculative decoding off, and draws each forced token
     """
 
     n: int | None = None
     max_tokens: int | None = None
-    stop: str | list[str] | None = None
+    stop: Sequence[str] = ()
     temperature: float | None = None
     top_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Mapping[int, float] = {}
     seed: int | None = None
     top_k: int | None = None
     min_p: float | None = None
@@ -137,55 +145,52 @@ class TextRequest(ModelTarget, kw_only=True):
     dry_base: float | None = None
     dry_allowed_length: int | None = None
     dry_penalty_last_n: int | None = None
-    dry_sequence_breakers: list[str] | None = None
+    dry_sequence_breakers: Sequence[str] | None = None
     min_tokens: int | None = None
     max_total_tokens: int | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Sequence[int] = ()
     include_stop_str_in_output: bool | None = None
     cache_salt: str | None = None
     priority: int | None = None
     speculate: bool | None = None
     prompt_logprobs: int | None = None
-    processors: dict[str, Any] | None = None
-    logits_processors: dict[str, Any] | None = None
-    response_format: ResponseFormat | None = None
-    json_schema: dict[str, Any] | None = None
-    grammar: str | Grammar | None = None
-    guided_json: str | dict[str, Any] | None = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
-    structured_outputs: StructuredOutputs | None = None
+    constraint: Constraint | None = None
+    logits_processors: Mapping[str, Any] = {}
 
 
 class ChatRequest(TextRequest, kw_only=True):
     """A conversation that the assistant continues.
 
-    `thinking_budget` limits the tokens of the reasoning, which then ends and the answer begins.
+    logprobs              whether the answer has log probabilities, of `top_logprobs` alternatives
+    tool_choice           whether the model may call tools (auto), must (required) or must not
+    allowed_tools         the names of the tools that it may call; None: all
+    thinking_budget       limits the tokens of the reasoning, which then ends and the answer begins
+    chat_template_kwargs  variables of the chat template
     """
 
-    messages: str | list[Message]
+    messages: Sequence[Message]
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: Sequence[Tool] = ()
+    tool_choice: Literal["auto", "none", "required"] | None = None
+    allowed_tools: Sequence[str] | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
     thinking_budget: int | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: Mapping[str, Any] = {}
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
 
 class CompletionRequest(TextRequest, kw_only=True):
-    """Prompts to continue: text or token ids, one or several.
+    """Prompts to continue, each text or token ids.
 
     Control tokens in a text become their ids, unless `parse_special` is false; with a `suffix` they
     are text, unless it is true.
     """
 
-    prompt: str | list[str | int | list[int]]
+    prompts: Sequence[str | list[int]]
     logprobs: int | None = None
     echo: bool | None = None
     suffix: str | None = None

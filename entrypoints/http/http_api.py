@@ -1,7 +1,7 @@
 """The page of the request fields of all routes, generated from the types of their requests.
 
 Names in the class variables `accepted`, `echoed` and `unsupported` of a request type say what the
-server does with a field; it honours all others. See `ostro.core.messages.target.ModelTarget`.
+server does with a field; it honours all others. See `ostro.http.ModelBody`.
 """
 
 from __future__ import annotations

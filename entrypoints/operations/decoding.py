@@ -28,6 +28,8 @@ PROMPT_FACTOR = 8
 """Factor between the largest and the typical text of a prompt: JSON escapes, white space."""
 SMALL = 64 << 10
 """Bytes of JSON that are decoded or encoded on the event loop; more are, in a thread."""
+ITEM_BYTES = 256
+"""Bytes of JSON that take as long to decode as an item, a message for example, to convert."""
 DECODER = FairThreads(1, "json")
 """The thread that decodes and encodes large JSON, of its owners in turn. It holds the GIL for most
 of the time: a second one would do no more, and delay other requests twice as long.

@@ -13,6 +13,7 @@ import msgspec
 from ostro.core.errors import RequestError, Unsupported
 from ostro.core.messages.target import ModelTarget
 from ostro.core.tasks import ImageProgress, TokenLogprob
+from ostro.entrypoints.operations.model_body import ModelBody
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -25,7 +26,7 @@ MAX_PREVIEWS = 50
 TRANSCRIPT_FORMATS = ("json", "verbose_json", "text", "srt", "vtt")
 
 
-class TranscriptionRequest(ModelTarget, kw_only=True):
+class TranscriptionRequest(ModelBody, kw_only=True):
     """The options of a transcription or a translation; the audio is passed beside them.
 
     languages: those that detection chooses from. keywords: words that the audio may contain.
@@ -54,10 +55,10 @@ class VoiceId(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     id: str
 
 
-class SpeechRequest(ModelTarget, kw_only=True):
+class SpeechRequest(ModelBody, kw_only=True):
     """A text to speak."""
 
-    extensions: ClassVar[frozenset[str]] = ModelTarget.extensions | frozenset(
+    extensions: ClassVar[frozenset[str]] = ModelBody.extensions | frozenset(
         ("seed", "temperature", "top_p", "guidance", "max_seconds")
     )
 
@@ -74,7 +75,7 @@ class SpeechRequest(ModelTarget, kw_only=True):
     max_seconds: float | None = None
 
 
-class ImageRequest(ModelTarget, kw_only=True):
+class ImageRequest(ModelBody, kw_only=True):
     """A request for images."""
 
     accepted: ClassVar[Mapping[str, str]] = {"moderation": "the server does not moderate"}
@@ -84,7 +85,7 @@ class ImageRequest(ModelTarget, kw_only=True):
         "safety_identifier": "the server detects no abuse",
         "user": "as `safety_identifier`",
     }
-    extensions: ClassVar[frozenset[str]] = ModelTarget.extensions | frozenset(
+    extensions: ClassVar[frozenset[str]] = ModelBody.extensions | frozenset(
         ("steps", "guidance", "seed", "progress")
     )
     unsupported: ClassVar[Mapping[str, str]] = {
@@ -130,7 +131,7 @@ class ImageEditRequest(ImageRequest, kw_only=True):
     strength: float | None = None
 
 
-class ImageVariationRequest(ModelTarget, kw_only=True):
+class ImageVariationRequest(ModelBody, kw_only=True):
     """A request for variations of an image."""
 
     n: int | None = None

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
-import msgspec
-
 from ostro.core.messages.outputs import Finish, TokenLogprobs
 from ostro.core.messages.text import (
     ChoiceEnd,
@@ -17,15 +15,8 @@ from ostro.core.messages.text import (
     ToolCallStart,
     Usage,
 )
+from ostro.core.messages.text_requests import ToolCall
 from ostro.core.pipeline import Answer, TextPipeline
-
-
-class ToolCall(msgspec.Struct, kw_only=True):
-    """A tool call; `arguments` are JSON."""
-
-    id: str
-    name: str
-    arguments: str = ""
 
 
 @dataclass(kw_only=True)

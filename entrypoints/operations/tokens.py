@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ostro.core.errors import RequestError
-from ostro.core.messages.target import ModelTarget
 from ostro.core.tasks import VectorTask
 from ostro.core.tokenizer import Tokenizer
+from ostro.entrypoints.operations.model_body import ModelBody
 
 TOKENIZING: tuple[Literal["text"] | VectorTask, ...] = ("text", "embed", "rerank", "classify")
 """The tasks whose pipelines have a tokenizer, the preferred one first."""
@@ -17,7 +17,7 @@ MAX_CONTEXTS = 8
 """Limit on the tokens that are counted, as a multiple of the model's context."""
 
 
-class TokenizeRequest(ModelTarget, kw_only=True):
+class TokenizeRequest(ModelBody, kw_only=True):
     """A text to convert to token ids.
 
     `add_special_tokens` adds those that the model expects around a text, such as BOS. With
@@ -30,7 +30,7 @@ class TokenizeRequest(ModelTarget, kw_only=True):
     parse_special: bool = True
 
 
-class DetokenizeRequest(ModelTarget, kw_only=True):
+class DetokenizeRequest(ModelBody, kw_only=True):
     """Token ids to convert to text."""
 
     tokens: list[int]

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 from ostro.core.errors import RequestError, Unsupported
-from ostro.core.messages.target import ModelTarget
 from ostro.core.tasks import VectorTask
+from ostro.entrypoints.operations.model_body import ModelBody
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,14 +22,14 @@ SCORING: tuple[VectorTask, ...] = ("rerank", "embed")
 T = TypeVar("T")
 
 
-class EmbeddingRequest(ModelTarget, kw_only=True):
+class EmbeddingRequest(ModelBody, kw_only=True):
     """Texts or token ids to embed. `prompt` names a prompt in the model's config.
 
     `truncate_prompt_tokens` shortens longer inputs to this number of tokens, -1 to the limit of the
     model; 0 rejects them. Without it, folders of sentence-transformers shorten to their limit.
     """
 
-    extensions: ClassVar[frozenset[str]] = ModelTarget.extensions | frozenset(
+    extensions: ClassVar[frozenset[str]] = ModelBody.extensions | frozenset(
         ("prompt", "truncate_prompt_tokens")
     )
 
@@ -40,7 +40,7 @@ class EmbeddingRequest(ModelTarget, kw_only=True):
     truncate_prompt_tokens: int | None = None
 
 
-class RerankRequest(ModelTarget, kw_only=True):
+class RerankRequest(ModelBody, kw_only=True):
     """Documents to rank by relevance to a query.
 
     `top_n` limits the result to the best; `max_tokens_per_doc` truncates longer documents.
@@ -52,20 +52,20 @@ class RerankRequest(ModelTarget, kw_only=True):
     max_tokens_per_doc: int | None = None
 
 
-class ScoreRequest(ModelTarget, kw_only=True):
+class ScoreRequest(ModelBody, kw_only=True):
     """Pairs of texts to score: one query with each document, or each query with its document."""
 
     queries: list[str]
     documents: list[str]
 
 
-class ClassifyRequest(ModelTarget, kw_only=True):
+class ClassifyRequest(ModelBody, kw_only=True):
     """Texts to classify."""
 
     input: str | list[str]
 
 
-class PoolRequest(ModelTarget, kw_only=True):
+class PoolRequest(ModelBody, kw_only=True):
     """Texts or token ids, and what to compute of each: "embed" or "classify".
 
     By default it is "embed" for models that support it. `prompt` and `dimensions` are those of

@@ -10,8 +10,10 @@ Starlette in its place (`read_form`, `read_request`, `respond`, `EventStream`).
 
 from __future__ import annotations
 
+from ostro.core.messages.text_requests import ToolCall
 from ostro.core.records import Content, EventFormat, Handler, RequestBody
-from ostro.entrypoints.api.openai.bodies import ChatBody
+from ostro.entrypoints.api.openai.bodies import ChatBody, CompletionBody
+from ostro.entrypoints.api.openai.tools import read_tools
 from ostro.entrypoints.http.asgi import Application
 from ostro.entrypoints.http.body import read_form, read_json, read_request
 from ostro.entrypoints.http.context import base_url, caller_of, operations_of
@@ -28,11 +30,12 @@ from ostro.entrypoints.operations.event_formats import (
     NAMED_EVENTS,
     OPENAI_EVENTS,
 )
+from ostro.entrypoints.operations.model_body import ModelBody
 from ostro.entrypoints.operations.models import ModelEntry
 from ostro.entrypoints.operations.operations import Operations
 from ostro.entrypoints.operations.request_batches import RequestBatches
 from ostro.entrypoints.operations.request_context import request_id
-from ostro.entrypoints.operations.text import Completion, CompletionChoice, Generation, ToolCall
+from ostro.entrypoints.operations.text import Completion, CompletionChoice, Generation
 from ostro.entrypoints.operations.tokens import DetokenizeRequest, TokenizeRequest, Tokens
 from ostro.entrypoints.operations.vectors import (
     MAX_INPUTS,
@@ -64,6 +67,7 @@ __all__ = [
     "Classification",
     "ClassifyRequest",
     "Completion",
+    "CompletionBody",
     "CompletionChoice",
     "Content",
     "DetokenizeRequest",
@@ -75,6 +79,7 @@ __all__ = [
     "Forbidden",
     "Generation",
     "Handler",
+    "ModelBody",
     "ModelEntry",
     "Operations",
     "PoolRequest",
@@ -98,6 +103,7 @@ __all__ = [
     "read_form",
     "read_json",
     "read_request",
+    "read_tools",
     "request_id",
     "respond",
     "unless_disconnected",

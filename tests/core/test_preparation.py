@@ -178,7 +178,7 @@ async def main():
     resource.setrlimit(resource.RLIMIT_AS, (1200 << 20, 1200 << 20))
     prompt = "word " * 10_000_000
     for work in (
-        text.complete(CompletionRequest(prompt=prompt)),
+        text.complete(CompletionRequest(prompts=[prompt])),
         text.chat(ChatRequest(messages=[Message(role="user", content=prompt[: 4 << 20])])),
     ):
         try:

@@ -25,8 +25,9 @@ from ostro.core.errors import (
 )
 from ostro.core.messages.outputs import TokenOutput
 from ostro.core.messages.requests import Sampling, TokenRequest
-from ostro.core.messages.text_requests import ChatRequest, Message
+from ostro.core.pipeline import parse
 from ostro.core.records import Settings
+from ostro.entrypoints.api.openai.bodies import ChatBody
 from ostro.entrypoints.local_model import LocalModel
 from ostro.entrypoints.python import load_text
 from ostro.plugins.conformance.parity import BAR, deviation
@@ -447,7 +448,7 @@ def test_chats_constrain_calls_as_servers_do(starter: LocalModel) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(starter.local, "generate", lambda r: sent.append(r) or generate(r))
             starter.chat(HELLO, max_tokens=1, **case)
-        request = ChatRequest(messages=[Message(**message) for message in HELLO], **case)
+        request = parse({"messages": HELLO, **case}, ChatBody).to_request()
         wanted = starter.text.prepare_chat(request, lambda tokens, media, check: None).request
         assert sent[-1].tokens == wanted.tokens
         assert sent[-1].sampling.processors == wanted.sampling.processors
@@ -472,7 +473,7 @@ def test_chats_constrain_calls_as_servers_do(starter: LocalModel) -> None:
 def test_a_chat_has_reasoning_and_calls(model: LocalModel, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Unsupported, match="the chat template of tiny does not read them"):
         model.chat(HELLO, tools=[WEATHER])
-    monkeypatch.setattr(model.text, "check_tools", lambda template: None)
+    monkeypatch.setattr(model.text, "check_shows_tools", lambda template: None)
     speak(model, monkeypatch, SPOKEN)
     answer = model.chat(HELLO, tools=[WEATHER])
     assert (answer.reasoning, answer.text, answer.finish) == ("Hm.", "So. end", "tool_calls")

@@ -1,27 +1,40 @@
-"""The bodies of OpenAI's routes for chats and completions: requests for text, and further fields.
+"""The bodies of OpenAI's routes for chats and completions, and the requests that they state.
 
 Sampling fields that OpenAI's API lacks have vLLM's names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
-from msgspec.structs import replace
 
 from ostro.core.errors import RequestError, Unsupported
-from ostro.core.messages.target import ModelTarget
-from ostro.core.messages.text_requests import ChatRequest, CompletionRequest
+from ostro.core.messages.text_requests import (
+    ChatRequest,
+    CompletionRequest,
+    ReasoningEffort,
+    TextRequest,
+)
+from ostro.entrypoints.api.openai.constraints import (
+    Grammar,
+    ResponseFormat,
+    StructuredOutputs,
+    constraint_of,
+)
+from ostro.entrypoints.api.openai.messages import Message, read_messages
+from ostro.entrypoints.api.openai.tools import read_choice, read_tools
+from ostro.entrypoints.operations.decoding import ITEM_BYTES, json_aside
 from ostro.entrypoints.operations.metadata import Metadata
+from ostro.entrypoints.operations.model_body import ModelBody
 
 UNSUPPORTED: Mapping[str, str] = {
     "mm_processor_kwargs": "a setting of the processor of media",
 }
 """Fields of other servers that would change the output, with their features."""
 
-EXTENSIONS = ModelTarget.extensions | frozenset(
+EXTENSIONS = ModelBody.extensions | frozenset(
     "top_k min_p typical_p repetition_penalty dry_multiplier dry_base dry_allowed_length "
     "dry_penalty_last_n dry_sequence_breakers min_tokens max_total_tokens ignore_eos "
     "stop_token_ids include_stop_str_in_output cache_salt priority speculate prompt_logprobs "
@@ -49,7 +62,70 @@ class PromptCacheOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
     ttl: Literal["30m"] | None = None
 
 
-class ChatBody(ChatRequest, kw_only=True):
+class TextBody(ModelBody, kw_only=True):
+    """The fields that chats and completions share.
+
+    `logits_processors` are parameters of installed logits processors by name; `processors` is its
+    older name. One of the last eight fields at most constrains the output.
+    """
+
+    n: int | None = None
+    max_tokens: int | None = None
+    stop: str | list[str] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_penalty_last_n: int | None = None
+    dry_sequence_breakers: list[str] | None = None
+    min_tokens: int | None = None
+    max_total_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
+    speculate: bool | None = None
+    prompt_logprobs: int | None = None
+    processors: dict[str, Any] | None = None
+    logits_processors: dict[str, Any] | None = None
+    response_format: ResponseFormat | None = None
+    json_schema: dict[str, Any] | None = None
+    grammar: str | Grammar | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+    def text_fields(self) -> dict[str, Any]:
+        """Return the fields of a `TextRequest` with these values. Raises RequestError."""
+        processors = self.logits_processors or self.processors or {}
+        if self.processors is not None and self.logits_processors is not None:
+            raise RequestError(
+                "processors is the older name of logits_processors; use logits_processors alone",
+                param="processors",
+            )
+        return {
+            **{name: getattr(self, name) for name in SHARED},
+            "stop": [self.stop] if isinstance(self.stop, str) else self.stop or (),
+            "stop_token_ids": self.stop_token_ids or (),
+            "logit_bias": read_bias(self.logit_bias or {}),
+            "logits_processors": processors,
+            "constraint": constraint_of(self, "grammar" in processors),
+        }
+
+
+class ChatBody(TextBody, kw_only=True):
     """A conversation that the assistant continues.
 
     `max_completion_tokens` is the newer name of `max_tokens`. `thinking_token_budget` (vLLM) and
@@ -57,11 +133,11 @@ class ChatBody(ChatRequest, kw_only=True):
     """
 
     accepted: ClassVar[Mapping[str, str]] = {
-        **ModelTarget.accepted,
+        **ModelBody.accepted,
         "prompt_cache_key": CACHE,
         "prompt_cache_options": CACHE,
         "prompt_cache_retention": CACHE,
-        "safety_identifier": ModelTarget.accepted["user"],
+        "safety_identifier": ModelBody.accepted["user"],
         "verbosity": "open models have no setting of verbosity; ask for it in a message",
     }
     echoed: ClassVar[Mapping[str, str]] = {
@@ -79,6 +155,17 @@ class ChatBody(ChatRequest, kw_only=True):
     }
     extensions: ClassVar[frozenset[str]] = EXTENSIONS - {"response_format"}
 
+    messages: str | list[Message]
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    thinking_budget: int | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     store: bool | None = None
@@ -110,16 +197,37 @@ class ChatBody(ChatRequest, kw_only=True):
                 f"service_tier {self.service_tier!r:.40}: the server has one tier; use auto",
                 param="service_tier",
             )
-        return replace(
-            self,
-            max_tokens=one_of(self, "max_completion_tokens", "max_tokens"),
+        choice = read_choice(self.tool_choice)
+        fields = self.text_fields()
+        fields["max_tokens"] = one_of(self, "max_completion_tokens", "max_tokens")
+        return ChatRequest(
+            **fields,
+            messages=read_messages(self.messages),
+            logprobs=self.logprobs,
+            top_logprobs=self.top_logprobs,
+            tools=read_tools(self.tools),
+            tool_choice=choice.mode,
+            allowed_tools=choice.allowed,
+            parallel_tool_calls=self.parallel_tool_calls,
+            reasoning_effort=self.reasoning_effort,
             thinking_budget=one_of(
                 self, "thinking_budget", "thinking_token_budget", "thinking_budget_tokens"
             ),
+            chat_template_kwargs=self.chat_template_kwargs or {},
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
         )
 
+    async def to_request_aside(self) -> ChatRequest:
+        """Return `to_request()`, from a thread for many messages and parts."""
+        messages = self.messages if isinstance(self.messages, list) else []
+        parts = sum(
+            len(message.content) for message in messages if isinstance(message.content, list)
+        )
+        return await json_aside(ITEM_BYTES * (len(messages) + parts), self.to_request)
 
-class CompletionBody(CompletionRequest, kw_only=True):
+
+class CompletionBody(TextBody, kw_only=True):
     """Prompts to continue: text or token ids, one or several.
 
     Control tokens in a text become their ids, unless `parse_special` is false; with a `suffix` they
@@ -134,6 +242,12 @@ class CompletionBody(CompletionRequest, kw_only=True):
     }
     extensions: ClassVar[frozenset[str]] = EXTENSIONS | {"parse_special"}
 
+    prompt: str | list[str | int | list[int]]
+    logprobs: int | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    parse_special: bool | None = None
+    best_of: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -142,7 +256,49 @@ class CompletionBody(CompletionRequest, kw_only=True):
         check_stream(self)
         if self.stream and self.best_of is not None and self.best_of > (self.n or 1):
             raise RequestError("best_of greater than n cannot be streamed", param="best_of")
-        return self
+        return CompletionRequest(
+            **self.text_fields(),
+            prompts=read_prompts(self.prompt),
+            logprobs=self.logprobs,
+            echo=self.echo,
+            suffix=self.suffix,
+            parse_special=self.parse_special,
+            best_of=self.best_of,
+        )
+
+    async def to_request_aside(self) -> CompletionRequest:
+        """Return `to_request()`, from a thread for many prompts or token ids."""
+        items = len(self.prompt) if isinstance(self.prompt, list) else 1
+        return await json_aside(ITEM_BYTES * items, self.to_request)
+
+
+SHARED = sorted(set(TextRequest.__struct_fields__) & set(TextBody.__struct_fields__))
+"""Fields of a body that mean the same in a request."""
+
+
+def read_bias(bias: Mapping[str, float]) -> dict[int, float]:
+    """Return the bias by token id; keys in JSON are texts. Raises RequestError for other keys."""
+    for key in bias:
+        if not (key.isascii() and key.isdigit() and len(key) < 12):
+            raise RequestError(f"{key!r:.40} is not a token id", param="logit_bias")
+    return {int(key): value for key, value in bias.items()}
+
+
+def read_prompts(prompt: str | Sequence[str | int | list[int]]) -> list[str | list[int]]:
+    """Return the prompts, each text or token ids. Raises RequestError for a mixture."""
+    if isinstance(prompt, str):
+        return [prompt]
+    ids = [item for item in prompt if isinstance(item, int)]
+    if prompt and len(ids) == len(prompt):
+        return [ids]
+    texts = [item for item in prompt if isinstance(item, str)]
+    lists = [item for item in prompt if isinstance(item, list)]
+    if not prompt or len(prompt) not in (len(texts), len(lists)):
+        raise RequestError(
+            "expected text, a list of texts, token ids, or a list of lists of token ids as prompt",
+            param="prompt",
+        )
+    return [*texts, *lists]
 
 
 def one_of(body: ChatBody, *names: str) -> int | None:

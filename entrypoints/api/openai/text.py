@@ -47,7 +47,7 @@ async def chat(
     operations: Operations, caller: Caller, body: ChatBody
 ) -> ChatCompletion | AsyncGenerator[ChatCompletionChunk, None]:
     """Continue a conversation."""
-    request, documents = body.to_request(), operations.documents
+    request, documents = await body.to_request_aside(), operations.documents
     if body.store:  # a store that does not work is known before the generation
         await documents.state.require_room_for(caller.name, 1, body.messages)
     generation = await operations.chat(request, caller)
@@ -90,7 +90,7 @@ async def completions(
     operations: Operations, caller: Caller, body: CompletionBody
 ) -> TextCompletion | AsyncGenerator[TextCompletionChunk, None]:
     """Continue prompts: text or token ids, one or several."""
-    request = body.to_request()
+    request = await body.to_request_aside()
     generation = await operations.complete(request, caller, default_max_tokens=COMPLETION_TOKENS)
     head, token_bytes = heading("cmpl", generation.model), generation.token_bytes
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from ostro.core.errors import RequestError
+from ostro.core.media.parts import RequestMedium
+from ostro.core.messages.text_requests import ContentPart, FilePart, Message, TextPart, ToolCall
 from ostro.entrypoints.operations.responses.items import (
     FunctionCallItem,
     FunctionCallOutputItem,
@@ -18,52 +19,56 @@ from ostro.entrypoints.operations.responses.items import (
     OutputText,
     Part,
     ReasoningItem,
+    tag_of,
 )
 
 
-def chat_messages(instructions: str | None, items: Sequence[Item]) -> list[dict[str, Any]]:
+def chat_messages(instructions: str | None, items: Sequence[Item]) -> list[Message]:
     """Return the messages of a chat.
 
     Reasoning, text and function calls of one turn of the assistant become one message, as chat
-    templates expect it.
+    templates expect it. Raises RequestError as `chat_part` and `answer_text`.
     """
-    messages: list[dict[str, Any]] = []
+    messages, calls = list[Message](), list[ToolCall]()
     if instructions is not None:
-        messages.append({"role": "system", "content": instructions})
+        messages.append(Message(role="system", content=instructions))
     for item in items:
         match item:
             case MessageItem(role="assistant"):
-                answer = open_answer(messages, "content", "tool_calls")
-                answer |= assistant_content(item)
+                open_answer(messages, "content", "tool_calls").content = answer_text(item)
             case MessageItem():
-                messages.append({"role": item.role, "content": content_of(item.content)})
+                messages.append(Message(role=item.role, content=content_of(item.content)))
             case ReasoningItem():
-                answer = open_answer(messages, "reasoning_content", "content", "tool_calls")
-                answer["reasoning_content"] = reasoning_text(item)
+                answer = open_answer(messages, "reasoning", "content", "tool_calls")
+                answer.reasoning = reasoning_text(item)
             case FunctionCallItem():
                 answer = open_answer(messages)
-                answer.setdefault("tool_calls", []).append(tool_call(item))
+                if not answer.tool_calls:
+                    answer.tool_calls = calls = []
+                calls.append(ToolCall(id=item.call_id, name=item.name, arguments=item.arguments))
             case FunctionCallOutputItem():
                 content = content_of(item.output)
-                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
+                messages.append(Message(role="tool", tool_call_id=item.call_id, content=content))
     return messages
 
 
-def open_answer(messages: list[dict[str, Any]], *taken: str) -> dict[str, Any]:
+def open_answer(messages: list[Message], *taken: str) -> Message:
     """Return the last message if it is the assistant's and lacks the fields; else a new one."""
-    last = messages[-1] if messages else {}
-    if last.get("role") != "assistant" or any(name in last for name in taken):
-        messages.append(last := {"role": "assistant"})
+    last = messages[-1] if messages and messages[-1].role == "assistant" else None
+    if last is None or any(getattr(last, name) not in (None, ()) for name in taken):
+        messages.append(last := Message(role="assistant"))
     return last
 
 
-def assistant_content(message: MessageItem) -> dict[str, Any]:
-    """Return the fields of an answer: its text, and a refusal."""
-    parts = message.content if isinstance(message.content, list) else []
-    texts = [part.text for part in parts if isinstance(part, OutputText)]
-    refusals = [part.refusal for part in parts if isinstance(part, OutputRefusal)]
-    found = {"content": "".join(texts)} if texts or not refusals else {}
-    return found | ({"refusal": "".join(refusals)} if refusals else {})
+def answer_text(message: MessageItem) -> str:
+    """Return the text of an answer, or its refusal. Raises RequestError for both."""
+    if isinstance(message.content, str):
+        return message.content
+    text = "".join(part.text for part in message.content if isinstance(part, OutputText))
+    refusal = "".join(part.refusal for part in message.content if isinstance(part, OutputRefusal))
+    if text and refusal:
+        raise RequestError("input: refusal excludes content", param="input")
+    return text or refusal
 
 
 def reasoning_text(item: ReasoningItem) -> str:
@@ -71,12 +76,7 @@ def reasoning_text(item: ReasoningItem) -> str:
     return "".join(part.text for part in (item.content or item.summary))
 
 
-def tool_call(item: FunctionCallItem) -> dict[str, Any]:
-    function = {"name": item.name, "arguments": item.arguments}
-    return {"id": item.call_id, "type": "function", "function": function}
-
-
-def content_of(content: str | Sequence[Part]) -> str | list[dict[str, Any]]:
+def content_of(content: str | Sequence[Part]) -> str | list[ContentPart]:
     """Return the content of a message; a single text without the list around it."""
     if isinstance(content, str):
         return content
@@ -85,25 +85,19 @@ def content_of(content: str | Sequence[Part]) -> str | list[dict[str, Any]]:
     return [chat_part(part) for part in content]
 
 
-def chat_part(part: Part) -> dict[str, Any]:
+def chat_part(part: Part) -> ContentPart:
     """Return a part of a message. Raises RequestError for a file without content."""
     match part:
         case InputText():
-            return {"type": "text", "text": part.text}
-        case InputImage() if part.image_url:
-            return {
-                "type": "image_url",
-                "image_url": {"url": part.image_url, "detail": part.detail},
-            }
-        case InputImage() if part.file_id:
-            return {"type": "file", "file": {"file_id": part.file_id}}
-        case InputFile() if part.file_data or part.file_id:
-            names = ("file_data", "file_id", "filename")
-            fields = {name: getattr(part, name) for name in names if getattr(part, name)}
-            return {"type": "file", "file": fields}
-    kind = part.__struct_config__.tag
+            return TextPart(part.text)
+        case InputImage(image_url=str(url)) if url:
+            return RequestMedium("image", url)
+        case InputImage(file_id=str(id)) if id:
+            return FilePart(file_id=id)
+        case InputFile(file_data=data, file_id=file_id, filename=name) if data or file_id:
+            return FilePart(file_data=data or None, file_id=file_id or None, filename=name or None)
     needed = "image_url or file_id" if isinstance(part, InputImage) else "file_data or file_id"
-    raise RequestError(f"input: a part of type {kind} needs {needed}", param="input")
+    raise RequestError(f"input: a part of type {tag_of(part)} needs {needed}", param="input")
 
 
 def without_orphans(items: Sequence[Item]) -> list[Item]:

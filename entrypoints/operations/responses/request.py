@@ -11,11 +11,18 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from ostro.core.errors import OstroError, RequestError, Unsupported
-from ostro.core.messages.target import ModelTarget
-from ostro.core.messages.text_requests import ChatRequest
-from ostro.core.pipeline import mistyped, parse
-from ostro.entrypoints.operations.decoding import json_aside
+from ostro.core.messages.text_requests import (
+    JSON_OBJECT,
+    ChatRequest,
+    Constraint,
+    JsonSchema,
+    ReasoningEffort,
+    Tool,
+)
+from ostro.core.pipeline import mistyped
+from ostro.entrypoints.operations.decoding import ITEM_BYTES, json_aside
 from ostro.entrypoints.operations.metadata import Metadata
+from ostro.entrypoints.operations.model_body import ModelBody
 from ostro.entrypoints.operations.responses.chat import chat_messages
 from ostro.entrypoints.operations.responses.items import (
     INPUT_KINDS,
@@ -28,15 +35,12 @@ LOGPROBS = "message.output_text.logprobs"
 """The value of `include` that is supported."""
 MAX_ITEMS = 10_000
 """Limit on the items of one request."""
-ITEM_BYTES = 256
-"""Bytes of JSON that take as long as an item to convert; the length of its text does not matter."""
+CHOICES = 'auto, none, required, {"type": "function", ...} or {"type": "allowed_tools", ...}'
 CACHE = "the prefix cache finds repeated prefixes by itself"
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-Verbosity = Literal["low", "medium", "high"]
 Label = Annotated[str, msgspec.Meta(max_length=512)]
-JsonSchema = Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "object"})]
+RawSchema = Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "object"})]
 """A JSON schema. It is kept as text: as objects it can take twenty times the memory."""
-OptionalJsonSchema = Annotated[
+OptionalRawSchema = Annotated[
     msgspec.Raw, msgspec.Meta(extra_json_schema={"type": ["object", "null"], "default": None})
 ]
 NO_SCHEMA = msgspec.Raw(b"null")
@@ -72,14 +76,14 @@ class FunctionTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     name: str
     type: Literal["function"] = "function"
     description: str | None = None
-    parameters: OptionalJsonSchema = msgspec.field(default_factory=lambda: NO_SCHEMA)
+    parameters: OptionalRawSchema = msgspec.field(default_factory=lambda: NO_SCHEMA)
     strict: bool | None = None
 
 
 class ReasoningOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """How the model reasons. The server writes no summaries: `auto` gives an empty one."""
 
-    effort: Effort | None = None
+    effort: ReasoningEffort | None = None
     summary: Literal["auto"] | None = None
 
 
@@ -91,13 +95,13 @@ class TextFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | UnsetType = UNSET
-    schema: JsonSchema | UnsetType = UNSET
+    schema: RawSchema | UnsetType = UNSET
     description: str | UnsetType | None = UNSET
     strict: bool | UnsetType | None = UNSET
 
     @property
-    def processors(self) -> dict[str, Any] | None:
-        """The logits processor of the format, None for text.
+    def constraint(self) -> Constraint | None:
+        """The constraint of the output, None for text.
 
         Raises RequestError for a schema that is missing, no object, or present with another type.
         """
@@ -106,17 +110,17 @@ class TextFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             raise RequestError(f"text.format.schema {state}", param="text.format.schema")
         if self.type == "text":
             return None
-        named: dict[str, Any] = {"json_object": True}
+        schema = JSON_OBJECT
         if self.schema is not UNSET:
-            named = {"json_schema": schema_object(self.schema, "text.format.schema")}
-        return {"grammar": {**named, "field": "text.format"}}
+            schema = JsonSchema(schema_object(self.schema, "text.format.schema"))
+        return Constraint(schema, "text.format")
 
 
 class TextOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The format of the output; `verbosity` has no effect on a local model."""
 
     format: TextFormat = msgspec.field(default_factory=TextFormat)
-    verbosity: Verbosity | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class StreamSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -138,7 +142,7 @@ class ConversationReference(msgspec.Struct, kw_only=True, forbid_unknown_fields=
     id: str
 
 
-class InputTokensRequest(ModelTarget, kw_only=True):
+class InputTokensRequest(ModelBody, kw_only=True):
     """An input of a response, whose tokens are counted."""
 
     unsupported: ClassVar[Mapping[str, str]] = {"personality": "a personality"}
@@ -176,11 +180,11 @@ class ResponseRequest(InputTokensRequest, kw_only=True):
         "prompt_cache_key": CACHE,
         "prompt_cache_options": CACHE,
         "prompt_cache_retention": CACHE,
-        "safety_identifier": ModelTarget.accepted["user"],
+        "safety_identifier": ModelBody.accepted["user"],
         "service_tier": "the server has one tier, `default`",
-        "user": ModelTarget.accepted["user"],
+        "user": ModelBody.accepted["user"],
     }
-    extensions: ClassVar[frozenset[str]] = ModelTarget.extensions | {"seed", "top_k", "cache_salt"}
+    extensions: ClassVar[frozenset[str]] = ModelBody.extensions | {"seed", "top_k", "cache_salt"}
 
     store: bool | None = None
     background: bool | None = None
@@ -309,36 +313,40 @@ def check_output(request: ResponseRequest) -> None:
         raise RequestError("stream_options needs stream", param="stream_options")
 
 
-def chat_fields(request: InputTokensRequest, items: Sequence[Item]) -> dict[str, Any]:
-    """Return the chat request that continues items, as JSON; fields without a value are None."""
-    given, choice = request.tools or (), request.tool_choice
-    tools = [chat_tool(tool, f"tools[{i}]") for i, tool in enumerate(given)]
-    fields: dict[str, Any] = {
-        "model": request.model,
-        "adapter": builtins(request.adapter),
-        "adapters": builtins(request.adapters),
-        "messages": chat_messages(request.instructions, items),
-        "tools": tools or None,
-        "tool_choice": builtins(choice) if tools or choice not in ("auto", "none") else None,
-        "parallel_tool_calls": request.parallel_tool_calls if tools else None,
-        "reasoning_effort": None if request.reasoning is None else request.reasoning.effort,
-        "logits_processors": None if request.text is None else request.text.format.processors,
-    }
-    if isinstance(request, ResponseRequest):
-        fields |= {
-            "max_tokens": request.max_output_tokens,
-            "logprobs": request.wants_logprobs or None,
-            "top_logprobs": request.top_logprobs or None,
-        }
-        names = ("temperature", "top_p", "seed", "top_k", "cache_salt")
-        fields |= {name: getattr(request, name) for name in names}
-    return fields
-
-
 async def chat_request(request: InputTokensRequest, items: Sequence[Item]) -> ChatRequest:
-    """Return the chat request that continues items. Raises as `parse`."""
+    """Return the chat request that continues items. Raises RequestError."""
     size = sum(map(len, schemas_of(request))) + ITEM_BYTES * len(items)
-    return await json_aside(size, lambda: parse(chat_fields(request, items), ChatRequest))
+    return await json_aside(size, lambda: new_chat(request, items))
+
+
+def new_chat(request: InputTokensRequest, items: Sequence[Item]) -> ChatRequest:
+    tools = [new_tool(tool, f"tools[{i}]") for i, tool in enumerate(request.tools or ())]
+    chat = ChatRequest(
+        model=request.model,
+        adapter=request.adapter,
+        adapters=request.adapters,
+        messages=chat_messages(request.instructions, items),
+        tools=tools,
+        parallel_tool_calls=request.parallel_tool_calls if tools else None,
+        reasoning_effort=None if request.reasoning is None else request.reasoning.effort,
+        constraint=None if request.text is None else request.text.format.constraint,
+    )
+    match request.tool_choice:
+        case FunctionChoice(name=name):
+            chat.tool_choice, chat.allowed_tools = "required", [name]
+        case AllowedTools(tools=[]) if tools:
+            raise RequestError(f"tool_choice: expected {CHOICES}", param="tool_choice")
+        case AllowedTools(mode=mode, tools=allowed):
+            chat.tool_choice, chat.allowed_tools = mode, [tool.name for tool in allowed]
+        case choice if tools or choice == "required":
+            chat.tool_choice = choice
+    if isinstance(request, ResponseRequest):
+        chat.max_tokens = request.max_output_tokens
+        chat.logprobs = request.wants_logprobs or None
+        chat.top_logprobs = request.top_logprobs or None
+        chat.temperature, chat.top_p, chat.top_k = request.temperature, request.top_p, request.top_k
+        chat.seed, chat.cache_salt = request.seed, request.cache_salt
+    return chat
 
 
 def schemas_of(request: InputTokensRequest) -> list[memoryview]:
@@ -349,15 +357,11 @@ def schemas_of(request: InputTokensRequest) -> list[memoryview]:
     return [memoryview(schema) for schema in schemas]
 
 
-def chat_tool(tool: FunctionTool, where: str) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": tool.name}
-    if tool.description is not None:
-        function["description"] = tool.description
+def new_tool(tool: FunctionTool, where: str) -> Tool:
+    parameters = {}
     if tool.parameters != NO_SCHEMA:
-        function["parameters"] = schema_object(tool.parameters, f"{where}.parameters")
-    if tool.strict is not None:
-        function["strict"] = tool.strict
-    return {"type": "function", "function": function}
+        parameters = schema_object(tool.parameters, f"{where}.parameters")
+    return Tool(tool.name, parameters, bool(tool.strict), tool.description)
 
 
 def schema_object(schema: msgspec.Raw, where: str) -> dict[str, Any]:
@@ -371,15 +375,12 @@ def schema_object(schema: msgspec.Raw, where: str) -> dict[str, Any]:
     return value
 
 
-def builtins(value: Any) -> Any:
-    return None if value is None else msgspec.to_builtins(value)
-
-
 NAMES: Mapping[str, str] = {
     "max_tokens": "max_output_tokens",
     "messages": "input",
     "prompt": "input",
     "reasoning_effort": "reasoning.effort",
+    "thinking_budget": "reasoning.effort",
     "logprobs": "include",
 }
 """Fields of chat requests, and the fields of responses that they come from."""

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from msgspec import to_builtins
-
 from ostro.errors import RequestError, Unsupported
-from ostro.pipelines import ChatRequest, parse_request
+from ostro.pipelines import (
+    ChatRequest,
+    Constraint,
+    ContentPart,
+    JsonSchema,
+    Message,
+    RequestMedium,
+    TextPart,
+    Tool,
+    ToolCall,
+)
 from ostro.plugins.apis.anthropic.schema import (
     Block,
     CountTokensRequest,
@@ -24,6 +32,7 @@ from ostro.plugins.apis.anthropic.schema import (
     ThinkingBlockParam,
     ThinkingDisabled,
     ThinkingEnabled,
+    ToolChoiceParam,
     ToolParam,
     ToolResultBlockParam,
     ToolUseBlockParam,
@@ -31,17 +40,6 @@ from ostro.plugins.apis.anthropic.schema import (
 
 Placed = tuple[str, Block]
 """A content block and its path in the request."""
-Parts = list[dict[str, Any]]
-"""Content parts of a chat message."""
-SAMPLING = {
-    "max_tokens": "max_tokens",
-    "stop_sequences": "stop",
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "seed": "seed",
-}
-"""Fields of a request, and those of a chat request."""
 
 
 def chat_request(request: CountTokensRequest) -> ChatRequest:
@@ -51,50 +49,53 @@ def chat_request(request: CountTokensRequest) -> ChatRequest:
     and Unsupported.
     """
     messages = chat_messages(request)
-    fields: dict[str, Any] = {
-        "model": request.model,
-        "adapter": to_builtins(request.adapter),
-        "adapters": to_builtins(request.adapters),
-        "messages": messages,
-        "tools": [chat_tool(tool, f"tools[{i}]") for i, tool in enumerate(request.tools or ())],
-        **tool_choice(request),
-        "chat_template_kwargs": template_options(request),
-        "logits_processors": processors_of(request.output_config),
-    }
-    if isinstance(request.thinking, ThinkingEnabled):
-        fields["thinking_budget"] = request.thinking.budget_tokens
-    elif isinstance(request.thinking, ThinkingDisabled):
-        fields["reasoning_effort"] = "none"
-    if isinstance(request, MessagesRequest):
-        fields |= {name: getattr(request, own) for own, name in SAMPLING.items()}
-    if messages[-1]["role"] == "assistant":
-        if "tool_calls" in messages[-1]:
-            raise RequestError(
-                "messages: the final message has a tool_use block without its tool_result; end "
-                "with a user message",
-                param="messages",
-            )
-        fields |= {"continue_final_message": True, "add_generation_prompt": False}
-    return parse_request(
-        {name: x for name, x in fields.items() if x not in (None, [], {})}, ChatRequest
+    if messages[-1].tool_calls:
+        raise RequestError(
+            "messages: the final message has a tool_use block without its tool_result; end with a "
+            "user message",
+            param="messages",
+        )
+    chat = ChatRequest(
+        model=request.model,
+        adapter=request.adapter,
+        adapters=request.adapters,
+        messages=messages,
+        continue_final_message=messages[-1].role == "assistant",
+        tools=[chat_tool(tool, f"tools[{i}]") for i, tool in enumerate(request.tools or ())],
+        chat_template_kwargs=template_options(request),
+        constraint=constraint_of(request.output_config),
     )
+    set_tool_choice(chat, request.tool_choice)
+    if isinstance(request.thinking, ThinkingEnabled):
+        chat.thinking_budget = request.thinking.budget_tokens
+    elif isinstance(request.thinking, ThinkingDisabled):
+        chat.reasoning_effort = "none"
+    if isinstance(request, MessagesRequest):
+        chat.max_tokens = request.max_tokens
+        chat.stop = request.stop_sequences or ()
+        chat.temperature = request.temperature
+        chat.top_p = request.top_p
+        chat.top_k = request.top_k
+        chat.seed = request.seed
+    return chat
 
 
-def chat_messages(request: CountTokensRequest) -> Parts:
+def chat_messages(request: CountTokensRequest) -> list[Message]:
     """Return the messages of a chat request."""
-    found: Parts = []
+    messages: list[Message] = []
     if request.system:
-        found.append({"role": "system", "content": content_of(placed(request.system, "system"))})
+        system = content_of(placed(request.system, "system"))
+        messages.append(Message(role="system", content=system))
     calls: set[str] = set()  # ids of the tool calls in the preceding answer
     for role, blocks in turns(request.messages):
         if role == "assistant":
-            found.append(assistant_message(blocks))
+            messages.append(assistant_message(blocks))
             calls = {block.id for _, block in blocks if isinstance(block, ToolUseBlockParam)}
         elif role == "user":
-            found += user_messages(blocks, calls)
+            messages += user_messages(blocks, calls)
         else:
-            found.append({"role": role, "content": content_of(blocks)})
-    return found
+            messages.append(Message(role=role, content=content_of(blocks)))
+    return messages
 
 
 def turns(messages: Sequence[MessageParam]) -> list[tuple[str, list[Placed]]]:
@@ -104,34 +105,34 @@ def turns(messages: Sequence[MessageParam]) -> list[tuple[str, list[Placed]]]:
     """
     if not messages:
         raise RequestError("messages is empty; expected at least one message", param="messages")
-    found: list[tuple[str, list[Placed]]] = []
+    turns: list[tuple[str, list[Placed]]] = []
     for i, message in enumerate(messages):
-        if not found or found[-1][0] != message.role:
-            found.append((message.role, []))
-        found[-1][1].extend(placed(message.content, f"messages[{i}].content"))
-    return found
+        if not turns or turns[-1][0] != message.role:
+            turns.append((message.role, []))
+        turns[-1][1].extend(placed(message.content, f"messages[{i}].content"))
+    return turns
 
 
 def placed(content: str | Sequence[Block], where: str) -> list[Placed]:
     """Return the blocks of a content and their paths. Raises RequestError for empty content."""
     if isinstance(content, str):
-        found: list[Placed] = [(where, TextBlockParam(text=content))]
+        blocks: list[Placed] = [(where, TextBlockParam(text=content))]
     else:
-        found = [(f"{where}[{i}]", block) for i, block in enumerate(content)]
-    if not found:
+        blocks = [(f"{where}[{i}]", block) for i, block in enumerate(content)]
+    if not blocks:
         raise RequestError(f"{where} is an empty list; send at least one block", param=where)
-    for place, block in found:
+    for place, block in blocks:
         if isinstance(block, TextBlockParam) and not block.text:
             raise RequestError(f"{place}: the text is empty", param=place)
-    return found
+    return blocks
 
 
-def user_messages(blocks: Iterable[Placed], calls: set[str]) -> Parts:
+def user_messages(blocks: Iterable[Placed], calls: set[str]) -> list[Message]:
     """Return the messages of a user's turn: results of tools become messages of their own.
 
     Raises RequestError for a result without a call in the preceding answer.
     """
-    found: Parts = []
+    messages: list[Message] = []
     rest: list[Placed] = []
     for where, block in blocks:
         if not isinstance(block, ToolResultBlockParam):
@@ -144,29 +145,29 @@ def user_messages(blocks: Iterable[Placed], calls: set[str]) -> Parts:
                 param=f"{where}.tool_use_id",
             )
         if rest:
-            found.append({"role": "user", "content": content_of(rest)})
+            messages.append(Message(role="user", content=content_of(rest)))
             rest = []
-        result = {"tool_call_id": block.tool_use_id, "content": result_of(block, where)}
-        found.append({"role": "tool", **result})
+        result = result_of(block, where)
+        messages.append(Message(role="tool", tool_call_id=block.tool_use_id, content=result))
     if rest:
-        found.append({"role": "user", "content": content_of(rest)})
-    return found
+        messages.append(Message(role="user", content=content_of(rest)))
+    return messages
 
 
-def result_of(block: ToolResultBlockParam, where: str) -> str | Parts:
+def result_of(block: ToolResultBlockParam, where: str) -> str | list[ContentPart]:
     """Return the content of a tool message. That of an error starts with "Error:"."""
     content = block.content or ""
     parts = [] if not content else parts_of(placed(content, f"{where}.content"))
     if block.is_error:
-        parts = [text_part("Error:"), *parts]
+        parts = [TextPart("Error:"), *parts]
     return joined(parts)
 
 
-def assistant_message(blocks: Iterable[Placed]) -> dict[str, Any]:
+def assistant_message(blocks: Iterable[Placed]) -> Message:
     """Return the message of an assistant's turn. Raises RequestError for blocks of users."""
-    said: list[Placed] = []
+    texts: list[Placed] = []
     thoughts: list[str] = []
-    calls: Parts = []
+    calls: list[ToolCall] = []
     for where, block in blocks:
         match block:
             case ThinkingBlockParam():
@@ -175,61 +176,54 @@ def assistant_message(blocks: Iterable[Placed]) -> dict[str, Any]:
                 pass  # only the server that encrypted it can read it
             case ToolUseBlockParam():
                 arguments = json.dumps(block.input, ensure_ascii=False)
-                function = {"name": block.name, "arguments": arguments}
-                calls.append({"id": block.id, "type": "function", "function": function})
+                calls.append(ToolCall(id=block.id, name=block.name, arguments=arguments))
             case TextBlockParam():
-                said.append((where, block))
+                texts.append((where, block))
             case _:
                 raise misplaced(block, where, "an assistant")
-    message = {"role": "assistant", "content": content_of(said)}
-    if thoughts:
-        message["reasoning_content"] = "\n".join(thoughts)
-    return message | ({"tool_calls": calls} if calls else {})
+    reasoning = "\n".join(thoughts) if thoughts else None
+    content = content_of(texts)
+    return Message(role="assistant", content=content, reasoning=reasoning, tool_calls=calls)
 
 
-def content_of(blocks: Iterable[Placed]) -> str | Parts:
+def content_of(blocks: Iterable[Placed]) -> str | list[ContentPart]:
     """Return the content of a chat message. Raises RequestError for blocks of assistants."""
     return joined(parts_of(blocks))
 
 
-def joined(parts: Parts) -> str | Parts:
+def joined(parts: list[ContentPart]) -> str | list[ContentPart]:
     """Return parts as one text with line breaks between them, unless there are images."""
-    if all(part["type"] == "text" for part in parts):
-        return "\n".join(part["text"] for part in parts)
-    return parts
+    texts = [part.text for part in parts if isinstance(part, TextPart)]
+    return "\n".join(texts) if len(texts) == len(parts) else parts
 
 
-def parts_of(blocks: Iterable[Placed]) -> Parts:
+def parts_of(blocks: Iterable[Placed]) -> list[ContentPart]:
     """Return the content parts of texts, images and documents."""
-    found: Parts = []
+    parts: list[ContentPart] = []
     for where, block in blocks:
         match block:
             case TextBlockParam():
-                found.append(text_part(block.text))
+                parts.append(TextPart(block.text))
             case ImageBlockParam():
-                found.append({"type": "image_url", "image_url": {"url": block.source.address}})
+                parts.append(RequestMedium("image", block.source.address))
             case DocumentBlockParam():
-                found += document_parts(block, where)
+                parts += document_parts(block, where)
             case _:
                 raise misplaced(block, where, "a user")
-    return found
+    return parts
 
 
-def document_parts(block: DocumentBlockParam, where: str) -> Parts:
+def document_parts(block: DocumentBlockParam, where: str) -> list[ContentPart]:
     """Return the content parts of a document: its title, its context and its content."""
     if block.citations is not None and block.citations.enabled:
         raise Unsupported(
             f"{where}.citations: citations are not supported; leave it out",
             param=f"{where}.citations",
         )
-    source, heading = block.source, [text_part(x) for x in (block.title, block.context) if x]
+    source, heading = block.source, [TextPart(x) for x in (block.title, block.context) if x]
     if isinstance(source, PlainTextSource):
-        return [*heading, text_part(source.data)]
+        return [*heading, TextPart(source.data)]
     return [*heading, *parts_of(placed(source.content, f"{where}.source.content"))]
-
-
-def text_part(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text}
 
 
 def misplaced(block: Block, where: str, role: str) -> RequestError:
@@ -238,7 +232,7 @@ def misplaced(block: Block, where: str, role: str) -> RequestError:
     return RequestError(f"{where}: {role} message contains no {kind} block", param=where)
 
 
-def chat_tool(tool: ToolParam, where: str) -> dict[str, Any]:
+def chat_tool(tool: ToolParam, where: str) -> Tool:
     """Return a tool of a chat request. Raises Unsupported for options without an implementation."""
     options = {
         "defer_loading": tool.defer_loading and "tool search is not supported",
@@ -248,38 +242,34 @@ def chat_tool(tool: ToolParam, where: str) -> dict[str, Any]:
     for name, reason in options.items():
         if reason:
             raise Unsupported(f"{where}.{name}: {reason}; leave it out", param=f"{where}.{name}")
-    function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
-    if tool.strict:
-        function["strict"] = True
-    if tool.description is not None:
-        function["description"] = tool.description
-    return {"type": "function", "function": function}
+    return Tool(tool.name, tool.input_schema, bool(tool.strict), tool.description)
 
 
-def tool_choice(request: CountTokensRequest) -> dict[str, Any]:
-    """Return the fields of a chat request for a tool choice. Raises RequestError without a name."""
-    choice = request.tool_choice
+def set_tool_choice(chat: ChatRequest, choice: ToolChoiceParam | None) -> None:
+    """Set which tools the model may or must call. Raises RequestError for a tool without a name."""
     if choice is None:
-        return {}
-    found: dict[str, Any] = {"tool_choice": {"any": "required"}.get(choice.type, choice.type)}
-    if choice.type == "tool":
-        if choice.name is None:
-            raise RequestError("tool_choice.name is missing", param="tool_choice.name")
-        found["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+        return
+    match choice.type:
+        case "auto" | "none":
+            chat.tool_choice = choice.type
+        case "any":
+            chat.tool_choice = "required"
+        case "tool":
+            if choice.name is None:
+                raise RequestError("tool_choice.name is missing", param="tool_choice.name")
+            chat.tool_choice, chat.allowed_tools = "required", [choice.name]
     if choice.disable_parallel_tool_use:
-        found["parallel_tool_calls"] = False
-    return found
+        chat.parallel_tool_calls = False
 
 
-def processors_of(output: OutputConfigParam | None) -> dict[str, Any] | None:
-    """Return the logits processor of an output format, None without one."""
+def constraint_of(output: OutputConfigParam | None) -> Constraint | None:
+    """Return the constraint of an output format, None without one."""
     if output is None or output.format is None:
         return None
-    schema = output.format.schema
-    return {"grammar": {"json_schema": schema, "field": "output_config.format"}}
+    return Constraint(JsonSchema(output.format.schema), "output_config.format")
 
 
-def template_options(request: CountTokensRequest) -> Mapping[str, Any]:
+def template_options(request: CountTokensRequest) -> dict[str, Any]:
     """Return the options of the chat template. Raises RequestError for a budget too large.
 
     Templates that do not have these options ignore them.

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from ostro.pipelines import ModelTarget
+from ostro.http import ModelBody
 
 UNSUPPORTED: Mapping[str, str] = {
     "billing_policy": "billing",
@@ -244,7 +244,7 @@ class MetadataParam(Strict, kw_only=True):
     user_id: str | None = None
 
 
-class CountTokensRequest(ModelTarget, kw_only=True):
+class CountTokensRequest(ModelBody, kw_only=True):
     """A conversation. `adapter` and `adapters` select adapters of the model."""
 
     accepted: ClassVar[Mapping[str, str]] = {"cache_control": "all prefixes are cached"}
@@ -270,7 +270,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
         "metadata": "no abuse detection that needs the id of a user",
         "service_tier": "all requests have the tier standard",
     }
-    extensions: ClassVar[frozenset[str]] = ModelTarget.extensions | {"seed"}
+    extensions: ClassVar[frozenset[str]] = ModelBody.extensions | {"seed"}
 
     max_tokens: Annotated[int, Meta(ge=1)]
     metadata: MetadataParam | None = None

@@ -4,21 +4,35 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from ostro.errors import RequestError, Unsupported
-from ostro.http import ModelEntry
-from ostro.plugins.apis.ollama.options import sampling_fields
+from ostro.http import ModelEntry, read_tools
+from ostro.pipelines import (
+    JSON_OBJECT,
+    ChatRequest,
+    CompletionRequest,
+    Constraint,
+    ContentPart,
+    JsonSchema,
+    Message,
+    RequestMedium,
+    TextPart,
+    TextRequest,
+    Tool,
+    ToolCall,
+)
+from ostro.plugins.apis.ollama.options import set_sampling
 from ostro.plugins.apis.ollama.schema import (
     OllamaChatRequest,
     OllamaGenerateRequest,
     OllamaGeneration,
     OllamaMessage,
 )
-from ostro.plugins.apis.ollama.templates import check_tools, reasoning_fields
+from ostro.plugins.apis.ollama.templates import check_tools, set_reasoning
 
 REJECTED: Mapping[str, str] = {
     "context": "token ids of an earlier response are not supported; use /api/chat",
@@ -27,150 +41,137 @@ REJECTED: Mapping[str, str] = {
 """Fields that have to be empty, and the reasons."""
 
 
-def chat_fields(request: OllamaChatRequest, entry: ModelEntry) -> dict[str, Any]:
-    """Return the chat request for a conversation; a final message of the assistant is continued.
+def chat_request(body: OllamaChatRequest, entry: ModelEntry) -> ChatRequest:
+    """Return the request for a conversation.
 
-    Raises RequestError for malformed messages, Unsupported for what the model cannot do.
+    Raises RequestError for malformed messages and tools, Unsupported for what the model cannot do.
     """
-    check_tools(request.tools or (), entry)
-    messages = converted(request.messages or ())
-    continued = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
-    return {
-        **shared_fields(request, entry),
-        **reasoning_fields(request.think, entry, request.tools or ()),
-        **logprob_fields(request),
-        "messages": messages,
-        "tools": request.tools or None,
-        "continue_final_message": continued or None,
-    }
+    tools, messages = read_tools(body.tools), chat_messages(body.messages or ())
+    check_tools(tools, entry)
+    return request_of(body, entry, messages, tools)
 
 
-def prompt_fields(request: OllamaGenerateRequest, entry: ModelEntry) -> dict[str, Any]:
+def prompt_request(body: OllamaGenerateRequest, entry: ModelEntry) -> ChatRequest:
     """Return the chat request for a prompt. Raises RequestError for images that are not base64."""
-    messages = [OllamaMessage(role="user", content=request.prompt, images=request.images)]
-    if request.system:
-        messages.insert(0, OllamaMessage(role="system", content=request.system))
-    return {
-        **shared_fields(request, entry),
-        **reasoning_fields(request.think, entry),
-        **logprob_fields(request),
-        "messages": converted(messages, "images"),
-    }
+    messages = [Message(role="user", content=content_of(body.prompt, body.images or [], "images"))]
+    if body.system:
+        messages.insert(0, Message(role="system", content=body.system))
+    return request_of(body, entry, messages)
 
 
-def completion_fields(request: OllamaGenerateRequest, entry: ModelEntry) -> dict[str, Any]:
-    """Return the completion request for a raw prompt. Raises Unsupported for what needs a chat."""
+def request_of(
+    body: OllamaGeneration, entry: ModelEntry, messages: list[Message], tools: Sequence[Tool] = ()
+) -> ChatRequest:
+    """Return the request for messages; a final message of the assistant is continued."""
+    continued = messages[-1].role == "assistant" and not messages[-1].tool_calls
+    request = ChatRequest(messages=messages, tools=tools, continue_final_message=continued)
+    request.logprobs, request.top_logprobs = body.logprobs, body.top_logprobs
+    set_shared_fields(request, body, entry)
+    set_reasoning(request, body.think, entry)
+    return request
+
+
+def completion_request(body: OllamaGenerateRequest, entry: ModelEntry) -> CompletionRequest:
+    """Return the request for a raw prompt. Raises Unsupported for what needs a chat."""
     for name in ("system", "images", "think"):
-        if getattr(request, name):
+        if getattr(body, name):
             raise Unsupported(
                 f"{name}: not supported with raw or suffix, which use no chat template", param=name
             )
-    top = request.top_logprobs
-    if top is not None and not request.logprobs:
+    if body.top_logprobs is not None and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs=true", param="top_logprobs")
-    return {
-        **shared_fields(request, entry),
-        "prompt": request.prompt,
-        "suffix": request.suffix or None,
-        "logprobs": top or 0 if request.logprobs else None,
-    }
+    request = CompletionRequest(
+        prompts=[body.prompt],
+        suffix=body.suffix or None,
+        logprobs=body.top_logprobs or 0 if body.logprobs else None,
+    )
+    set_shared_fields(request, body, entry)
+    return request
 
 
-def shared_fields(request: OllamaGeneration, entry: ModelEntry) -> dict[str, Any]:
-    """Return the model, the adapters and the sampling of a request.
+def set_shared_fields(request: TextRequest, body: OllamaGeneration, entry: ModelEntry) -> None:
+    """Set the model, the adapters, the format and the sampling of a request.
 
     Raises Unsupported for a field in `REJECTED`, RequestError for an option out of range.
     """
     for name, reason in REJECTED.items():
-        if getattr(request, name, None):
+        if getattr(body, name, None):
             raise Unsupported(f"{name}: {reason}", param=name)
-    return {
-        "model": entry.id,
-        "adapter": msgspec.to_builtins(request.adapter),
-        "adapters": msgspec.to_builtins(request.adapters),
-        "logits_processors": processors_of(request.format),
-        **sampling_fields(request.options, entry),
-    }
+    request.model, request.adapter, request.adapters = entry.id, body.adapter, body.adapters
+    request.constraint = constraint_of(body.format)
+    set_sampling(request, body.options, entry)
 
 
-def processors_of(format: str | dict[str, Any]) -> dict[str, Any] | None:
-    """Return the logits processor of a format: "json" or a JSON schema; None for "".
+def constraint_of(format: str | dict[str, Any]) -> Constraint | None:
+    """Return the constraint of a format: "json" or a JSON schema; None for "".
 
     Raises RequestError for another text.
     """
     if format in ("", {}):
         return None
     if isinstance(format, dict):
-        return {"grammar": {"json_schema": format, "field": "format"}}
+        return Constraint(JsonSchema(format), "format")
     if format != "json":
         raise RequestError(
             f"format: {format!r:.40} is unknown; expected json or a JSON schema", param="format"
         )
-    return {"grammar": {"json_object": True, "field": "format"}}
+    return Constraint(JSON_OBJECT, "format")
 
 
-def logprob_fields(request: OllamaGeneration) -> dict[str, Any]:
-    """Return the fields for log probabilities of a chat request."""
-    return {"logprobs": request.logprobs, "top_logprobs": request.top_logprobs}
-
-
-def converted(messages: Sequence[OllamaMessage], images: str = "") -> list[dict[str, Any]]:
+def chat_messages(given: Sequence[OllamaMessage]) -> list[Message]:
     """Return the messages of a chat request.
 
-    Calls without an id get one, and tool messages the id of their call. `images` is the name of the
-    field with the images in errors.
+    Calls without an id get one, and tool messages the id of their call. Raises RequestError for
+    images that are not base64 and for results without a call.
     """
-    found, calls = [], list[tuple[str, str]]()  # ids and names of the calls without a result
-    for number, message in enumerate(messages):
-        fields: dict[str, Any] = {"role": message.role, "content": message.content}
-        if message.images:
-            place = images or f"messages[{number}].images"
-            fields["content"] = parts(message.content or "", message.images, place)
-        if message.thinking:
-            fields["reasoning_content"] = message.thinking
-        if message.tool_calls:
-            fields["tool_calls"] = [
-                {
-                    "id": call.id or f"call_{number}_{index}",
-                    "type": "function",
-                    "function": {
-                        "name": call.function.name,
-                        "arguments": msgspec.json.encode(call.function.arguments).decode(),
-                    },
-                }
-                for index, call in enumerate(message.tool_calls)
-            ]
-            calls += [(each["id"], each["function"]["name"]) for each in fields["tool_calls"]]
-        if message.role == "tool":
-            fields |= result_fields(message, calls, f"messages[{number}]")
-        found.append(fields)
-    return found
+    messages, open_calls = list[Message](), list[ToolCall]()  # calls without a result
+    for number, source in enumerate(given):
+        place = f"messages[{number}]"
+        message = Message(
+            role=source.role,
+            content=content_of(source.content, source.images or [], f"{place}.images"),
+            reasoning=source.thinking or None,
+            tool_calls=[
+                ToolCall(
+                    id=call.id or f"call_{number}_{index}",
+                    name=call.function.name,
+                    arguments=msgspec.json.encode(call.function.arguments).decode(),
+                )
+                for index, call in enumerate(source.tool_calls or ())
+            ],
+        )
+        open_calls += message.tool_calls
+        if source.role == "tool":
+            call = take_call(open_calls, source, place)
+            message.name, message.tool_call_id = call.name, call.id
+        messages.append(message)
+    return messages
 
 
-def result_fields(
-    message: OllamaMessage, calls: list[tuple[str, str]], place: str
-) -> dict[str, str]:
-    """Return the id and the name of the call that a tool message has the result of.
+def take_call(open_calls: list[ToolCall], message: OllamaMessage, place: str) -> ToolCall:
+    """Remove and return the call that a tool message has the result of.
 
-    Removes the call from `calls`. Raises RequestError if there is none.
+    Raises RequestError if there is none.
     """
     named = message.tool_call_id or message.tool_name
-    for call in calls:
-        if not named or named in call:
-            calls.remove(call)
-            return {"tool_call_id": call[0], "name": call[1]}
+    for call in open_calls:
+        if not named or named in (call.id, call.name):
+            open_calls.remove(call)
+            return call
     wanted = f" of {named!r:.80}" if named else ""
     raise RequestError(f"{place}: no message before it has a tool call{wanted}", param=place)
 
 
-def parts(text: str, images: Iterable[str], place: str) -> list[dict[str, Any]]:
-    """Return the content of a message with images, which precede the text as in Ollama."""
-    found: list[dict[str, Any]] = []
+def content_of(text: str | None, images: list[str], place: str) -> str | list[ContentPart] | None:
+    """Return the content of a message. Images precede the text, as in Ollama.
+
+    `place` is the name of the field with the images in errors.
+    """
+    parts: list[ContentPart] = []
     for index, image in enumerate(images):
         check_base64(image, f"{place}[{index}]")
-        address = f"data:application/octet-stream;base64,{image}"
-        found.append({"type": "image_url", "image_url": {"url": address}})
-    return [*found, {"type": "text", "text": text}]
+        parts.append(RequestMedium("image", f"data:application/octet-stream;base64,{image}"))
+    return [*parts, TextPart(text or "")] if parts else text
 
 
 def check_base64(image: str, place: str) -> None:

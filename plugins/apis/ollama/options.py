@@ -9,6 +9,7 @@ import msgspec
 
 from ostro.errors import RequestError, Unsupported
 from ostro.http import ModelEntry
+from ostro.pipelines import TextRequest
 
 SAMPLING: Mapping[str, str] = {
     "frequency_penalty": "frequency_penalty",
@@ -96,16 +97,17 @@ def check_options(options: OllamaOptions, entry: ModelEntry) -> None:
         )
 
 
-def sampling_fields(options: OllamaOptions, entry: ModelEntry) -> dict[str, Any]:
-    """Return the sampling fields of a chat or completion request.
+def set_sampling(request: TextRequest, options: OllamaOptions, entry: ModelEntry) -> None:
+    """Set the sampling parameters of a request.
 
     As in Ollama, `num_predict` below 1 sets no limit. Raises as `check_options`.
     """
     check_options(options, entry)
-    fields = {field: getattr(options, name) for name, field in SAMPLING.items()}
+    for name, field in SAMPLING.items():
+        if (value := getattr(options, name)) is not None:
+            setattr(request, field, value)
     if options.num_predict is not None and options.num_predict < 1:
-        fields["max_tokens"] = None
-    return {field: value for field, value in fields.items() if value is not None}
+        request.max_tokens = None
 
 
 def json_of(value: Any) -> str:

@@ -24,7 +24,7 @@ from ostro.http import (
     Operations,
     RequestBody,
 )
-from ostro.pipelines import ChatRequest, CompletionRequest, parse_request
+from ostro.pipelines import ChatRequest, CompletionRequest
 from ostro.plugins.apis.ollama.answers import (
     Clock,
     Form,
@@ -35,7 +35,7 @@ from ostro.plugins.apis.ollama.answers import (
     whole,
 )
 from ostro.plugins.apis.ollama.catalogue import info_of, model_of, running_model_of
-from ostro.plugins.apis.ollama.conversion import chat_fields, completion_fields, prompt_fields
+from ostro.plugins.apis.ollama.conversion import chat_request, completion_request, prompt_request
 from ostro.plugins.apis.ollama.options import SAMPLING, check_options
 from ostro.plugins.apis.ollama.schema import (
     OllamaChatRequest,
@@ -77,8 +77,10 @@ MANAGED = {
 OPTIONS = {field: name for name, field in SAMPLING.items()}
 """Fields of errors that are options in Ollama's API, and their names there."""
 
-Convert = Callable[[Any, ModelEntry], dict[str, Any]]
-"""Converts a request to the fields of a chat or completion request."""
+Request = ChatRequest | CompletionRequest
+"""A request for text."""
+Convert = Callable[[Any, ModelEntry], Request]
+"""Converts a request of Ollama."""
 Answer = OllamaTimings | AsyncGenerator[OllamaTimings, None]
 """A whole response, or the lines of a stream."""
 
@@ -87,14 +89,14 @@ async def chat(operations: Operations, caller: Caller, body: OllamaChatRequest) 
     """Continue a conversation."""
     if not body.messages:
         return load(operations, caller, body, chat_form)
-    return await generate_with(operations, caller, body, chat_fields, chat_form)
+    return await generate_with(operations, caller, body, chat_request, chat_form)
 
 
 async def generate(operations: Operations, caller: Caller, body: OllamaGenerateRequest) -> Answer:
     """Answer a prompt, or continue it without a chat template."""
     if not body.prompt:
         return load(operations, caller, body, generate_form)
-    convert = completion_fields if body.raw or body.suffix else prompt_fields
+    convert = completion_request if body.raw or body.suffix else prompt_request
     return await generate_with(operations, caller, body, convert, generate_form)
 
 
@@ -114,27 +116,27 @@ async def generate_with(
     """Respond with a generation, streamed unless the request says otherwise."""
     clock = Clock()
     entry = entry_of(operations, caller, body.model)
-    fields = await asyncio.to_thread(convert, body, entry)
-    generation = await started(operations, caller, fields)
+    request = await asyncio.to_thread(convert, body, entry)
+    generation = await started(operations, caller, request)
     if body.stream:
         return lines(generation, clock, body.model, form)
     return await whole(generation, clock, body.model, form)
 
 
-async def started(operations: Operations, caller: Caller, fields: dict[str, Any]) -> Generation:
+async def started(operations: Operations, caller: Caller, request: Request) -> Generation:
     """Start a generation. Tokens to generate are limited to the rest of the context."""
 
-    async def start(fields: dict[str, Any]) -> Generation:
-        if "messages" in fields:
-            return await operations.chat(parse_request(fields, ChatRequest), caller)
-        return await operations.complete(parse_request(fields, CompletionRequest), caller)
+    async def start(request: Request) -> Generation:
+        if isinstance(request, ChatRequest):
+            return await operations.chat(request, caller)
+        return await operations.complete(request, caller)
 
     try:
-        return await start(fields)
+        return await start(request)
     except ContextLengthExceeded as error:
         if error.param != "max_tokens":
             raise
-    return await start({**fields, "max_tokens": None})
+    return await start(msgspec.structs.replace(request, max_tokens=None))
 
 
 async def embed(
@@ -142,8 +144,11 @@ async def embed(
 ) -> OllamaEmbedResponse:
     """Compute the vectors of texts, of length 1."""
     clock = Clock()
-    fields = {"dimensions": body.dimensions}
-    result = await embedded(operations, caller, body, body.input, fields, truncate=body.truncate)
+    request = EmbeddingRequest(
+        input=body.input if isinstance(body.input, str) else [*body.input],
+        dimensions=body.dimensions,
+    )
+    result = await embedded(operations, caller, body, request, truncate=body.truncate)
     return OllamaEmbedResponse(
         model=body.model,
         embeddings=[] if result is None else unit_length(result.vectors),
@@ -157,7 +162,7 @@ async def embeddings(
     operations: Operations, caller: Caller, body: OllamaEmbeddingsRequest
 ) -> OllamaEmbeddingsResponse:
     """Compute the vector of a text, as the model returns it."""
-    result = await embedded(operations, caller, body, body.prompt, {})
+    result = await embedded(operations, caller, body, EmbeddingRequest(input=body.prompt))
     vector = [] if result is None else result.vectors[0].tolist()
     return OllamaEmbeddingsResponse(embedding=vector)
 
@@ -166,8 +171,7 @@ async def embedded(
     operations: Operations,
     caller: Caller,
     body: OllamaTarget,
-    inputs: str | list[str],
-    fields: dict[str, Any],
+    request: EmbeddingRequest,
     *,
     truncate: bool = True,
 ) -> Embeddings | None:
@@ -184,13 +188,11 @@ async def embedded(
             "options.num_ctx: not supported with truncate=false; leave one of them out",
             param="options.num_ctx",
         )
-    if not inputs:
+    if not request.input:
         return None
-    adapters = msgspec.to_builtins({"adapter": body.adapter, "adapters": body.adapters})
-    length = (most or -1) if truncate else 0
-    given = {"model": entry.id, "input": inputs, "truncate_prompt_tokens": length}
-    given |= {**adapters, **fields}
-    return await operations.embed(parse_request(given, EmbeddingRequest), caller)
+    request.model, request.adapter, request.adapters = entry.id, body.adapter, body.adapters
+    request.truncate_prompt_tokens = (most or -1) if truncate else 0
+    return await operations.embed(request, caller)
 
 
 def unit_length(vectors: Any) -> list[list[float]]:

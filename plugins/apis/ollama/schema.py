@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ostro.pipelines import AdapterChoice, ModelTarget
+from ostro.http import ModelBody
+from ostro.pipelines import AdapterChoice
 from ostro.plugins.apis.ollama.options import OllamaOptions
 
 IMAGES = "image generation; use /v1/images/generations"
@@ -52,7 +53,7 @@ class OllamaTarget(msgspec.Struct, kw_only=True):
     accepted: ClassVar[Mapping[str, str]] = {
         "keep_alive": "models stay in memory until the server stops"
     }
-    extensions: ClassVar[frozenset[str]] = ModelTarget.extensions
+    extensions: ClassVar[frozenset[str]] = ModelBody.extensions
 
     model: str
     options: OllamaOptions = msgspec.field(default_factory=OllamaOptions)

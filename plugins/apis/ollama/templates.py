@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from ostro.errors import RequestError, Unsupported
 from ostro.http import ModelEntry
-from ostro.pipelines import ChatTemplate
+from ostro.pipelines import ChatRequest, ChatTemplate, Tool
 
-EFFORTS = ("low", "medium", "high")
 SWITCHES = frozenset({"enable_thinking", "thinking"})
 """Options of templates that enable or disable reasoning."""
 EFFORT = "reasoning_effort"
@@ -37,7 +35,7 @@ def reasons(template: ChatTemplate) -> bool:
     return bool(template.features.variables & (SWITCHES | {EFFORT})) or END in template.source
 
 
-def check_tools(tools: Sequence[dict[str, Any]], entry: ModelEntry) -> None:
+def check_tools(tools: Sequence[Tool], entry: ModelEntry) -> None:
     """Raise Unsupported for tools that the template would leave out."""
     template = known_template(entry)
     if tools and template is not None and not takes_tools(template):
@@ -47,28 +45,28 @@ def check_tools(tools: Sequence[dict[str, Any]], entry: ModelEntry) -> None:
         )
 
 
-def reasoning_fields(
-    think: bool | str | None, entry: ModelEntry, tools: Sequence[dict[str, Any]] = ()
-) -> dict[str, Any]:
-    """Return the fields of a chat request with these tools for `think`.
+def set_reasoning(request: ChatRequest, think: bool | str | None, entry: ModelEntry) -> None:
+    """Set the reasoning of a chat request, whose tools choose the template.
 
     Raises RequestError for an unknown effort, Unsupported for what the template cannot do.
     """
-    if think is None:
-        return {}
-    if isinstance(think, str) and think not in EFFORTS:
-        raise RequestError(
-            f"think={think!r:.40} is not a boolean or one of {', '.join(EFFORTS)}", param="think"
-        )
-    template = known_template(entry)
+    match think:
+        case None:
+            return
+        case "low" | "medium" | "high":
+            request.reasoning_effort = think
+        case str():
+            raise RequestError(
+                f"think={think!r:.40} is not a boolean or one of low, medium, high", param="think"
+            )
+    switches, template = SWITCHES, known_template(entry)
     if template is not None:
-        template = template.for_tools(tools)
+        template = template.for_tools(request.tools)
         check_think(think, template, entry.id)
-    read = SWITCHES if template is None else SWITCHES & template.features.variables
-    fields: dict[str, Any] = {"chat_template_kwargs": dict.fromkeys(sorted(read), bool(think))}
-    if not think and not read:  # reasoning ends at once
-        return {EFFORT: "none"}
-    return {**fields, EFFORT: think} if isinstance(think, str) else fields
+        switches &= template.features.variables
+    if not think and not switches:
+        request.reasoning_effort = "none"  # reasoning ends at once
+    request.chat_template_kwargs = dict.fromkeys(sorted(switches), bool(think))
 
 
 def check_think(think: bool | str, template: ChatTemplate, model: str) -> None:

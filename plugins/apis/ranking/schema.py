@@ -8,13 +8,13 @@ from typing import Any, ClassVar, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ostro.pipelines import ModelTarget
+from ostro.http import ModelBody
 
 TARGET = ("model", "adapters", "adapter")
 """Fields that select the model."""
 
 
-class RankingBody(ModelTarget, kw_only=True):
+class RankingBody(ModelBody, kw_only=True):
     """The base of requests."""
 
     @property
@@ -68,7 +68,7 @@ class PoolingBody(RankingBody, kw_only=True):
     """
 
     unsupported: ClassVar[Mapping[str, str]] = {"messages": "a chat"}
-    extensions: ClassVar[frozenset[str]] = ModelTarget.extensions | frozenset(("prompt",))
+    extensions: ClassVar[frozenset[str]] = ModelBody.extensions | frozenset(("prompt",))
 
     input: str | list[str | int | list[int]]
     task: str | None = None

@@ -21,7 +21,8 @@ from ostro.plugins.apis.text_tools.schema import (
 
 async def tokenize(operations: Operations, caller: Caller, body: TokenizeBody) -> TokenizeResponse:
     """Convert a text or a conversation to token ids."""
-    request = chat_of(body) if has_messages(body) else text_of(body)
+    chat = has_messages(body)
+    request = await chat_of(body).to_request_aside() if chat else text_of(body)
     tokens = await operations.tokenize(request, caller)
     response = TokenizeResponse(
         count=len(tokens.tokens),
@@ -43,7 +44,8 @@ async def detokenize(
 
 async def apply_template(operations: Operations, caller: Caller, body: ChatBody) -> PromptResponse:
     """Return the prompt of a chat as text."""
-    return PromptResponse(prompt=await operations.render(body, caller))
+    request = await body.to_request_aside()
+    return PromptResponse(prompt=await operations.render(request, caller))
 
 
 def routes(operations: Operations) -> list[Route]:

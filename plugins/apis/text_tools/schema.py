@@ -9,8 +9,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ostro.errors import RequestError
-from ostro.http import TokenizeRequest, Tokens
-from ostro.pipelines import ChatRequest, ModelTarget, parse_request
+from ostro.http import ChatBody, ModelBody, TokenizeRequest, Tokens
+from ostro.pipelines import parse_request
 
 TARGET = ("model", "adapters", "adapter")
 """Fields that select the model."""
@@ -26,7 +26,7 @@ TEXT = ("add_special_tokens", "add_special", "parse_special")
 """Fields of a text, besides its own."""
 
 
-class TokenizeBody(ModelTarget, kw_only=True):
+class TokenizeBody(ModelBody, kw_only=True):
     """A text in `prompt` (vLLM) or `content` (llama.cpp), or the messages of a chat.
 
     `add_special_tokens`, or `add_special`, adds the tokens that the model expects around a text:
@@ -112,10 +112,10 @@ def text_of(body: TokenizeBody) -> TokenizeRequest:
     )
 
 
-def chat_of(body: TokenizeBody) -> ChatRequest:
-    """Return a conversation for the operation. Raises RequestError for malformed messages."""
+def chat_of(body: TokenizeBody) -> ChatBody:
+    """Return a conversation. Raises RequestError for malformed messages."""
     fields = {name: msgspec.to_builtins(getattr(body, name)) for name in (*TARGET, *CHAT)}
-    return parse_request(fields, ChatRequest)
+    return parse_request(fields, ChatBody)
 
 
 def pieces_of(found: Tokens) -> list[int | TokenPiece]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-
-from msgspec import to_builtins
 
 from ostro.errors import ContextLengthExceeded, RequestError, Unsupported
 from ostro.pipelines import RESERVED_TEMPLATE_VARIABLES as RESERVED
@@ -16,22 +14,16 @@ from ostro.pipelines import (
     ContentPart,
     Message,
     TemplateFeatures,
-    split_media,
+    TextPart,
+    ToolCall,
+    check_count,
 )
 from ostro.pipelines import RequestMedium as Medium
 
 MAX_MESSAGES = 10_000
 MAX_BUDGET = 2**31
 """The largest number of tokens of reasoning."""
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-ADDRESSES = {
-    "image_url": "image_url",
-    "input_image": "image_url",
-    "audio_url": "audio_url",
-    "video_url": "video_url",
-}
-"""Types of content parts with a URL, and the field that contains it."""
-
+ROLES = ("system", "developer", "user", "assistant", "tool")
 EFFORT = "reasoning_effort"
 """The option of templates that states the effort of reasoning."""
 SWITCHES = frozenset({"enable_thinking", "thinking"})
@@ -42,14 +34,13 @@ END = "ostro-end-of-the-prompt"
 
 def read_conversation(
     request: ChatRequest, limit: int | None = None
-) -> tuple[list[Mapping[str, Any]], list[Medium]]:
+) -> tuple[list[dict[str, Any]], list[Medium]]:
     """The messages for the chat template, and their media in order.
 
     limit: on the tokens of the prompt; a message has one at least. Raises ContextLengthExceeded for
     more messages, and RequestError naming a malformed message.
     """
-    given = request.messages
-    messages = [Message(role="user", content=given)] if isinstance(given, str) else given
+    messages = request.messages
     if not 0 < len(messages) <= MAX_MESSAGES:
         raise RequestError(
             f"messages: got {len(messages)}, expected 1..{MAX_MESSAGES}", param="messages"
@@ -61,87 +52,21 @@ def read_conversation(
         )
     for i, message in enumerate(messages):
         check_message(message, f"messages[{i}]")
-    continued = bool(request.continue_final_message)
-    if continued:
+    check_calls(messages)
+    parts = [part for message in messages for part in parts_of(message)]
+    media = [part for part in parts if isinstance(part, Medium)]
+    check_count(media)
+    turns = [template_message(message) for message in messages]
+    if request.continue_final_message:
         check_continued(request, messages[-1])
+        turns[-1]["content"] = marked(turns[-1]["content"])
     elif messages[-1].role == "assistant" and request.add_generation_prompt is not False:
         raise RequestError(
             "the last message has the role assistant; end with another role, or continue it with "
             "continue_final_message",
             param="messages",
         )
-    turns = with_tools([plain(message) for message in messages])
-    if continued:
-        turns[-1]["content"] = marked(turns[-1]["content"])
-    return split_media(turns)
-
-
-def check_continued(request: ChatRequest, final: Message) -> None:
-    """Raise RequestError unless the final message is one that can be continued."""
-    name = "continue_final_message"
-    if request.add_generation_prompt:
-        raise RequestError(f"{name} excludes add_generation_prompt", param=name)
-    parts = final.content if isinstance(final.content, list) else []
-    ends_in_text = final.content is not None and (not parts or parts[-1].type == "text")
-    if final.role != "assistant" or final.tool_calls or not ends_in_text:
-        raise RequestError(
-            f"{name} needs a final message of the role assistant that ends in text", param=name
-        )
-
-
-def marked(content: Any) -> Any:
-    """A content with `END` after its text."""
-    if isinstance(content, str):
-        return content + END
-    return [*content[:-1], {**content[-1], "text": content[-1]["text"] + END}]
-
-
-def with_tools(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with functions as tools. Raises RequestError for a result without its call."""
-    known: dict[str, str] = {}  # ids of calls, and of the newest call of each function's name
-    for i, turn in enumerate(turns):
-        where = f"messages[{i}]"
-        if call := turn.pop("function_call", None):
-            if turn.get("tool_calls"):
-                raise RequestError(f"{where}: function_call excludes tool_calls", param=where)
-            call = {"id": f"call{i:05}", "type": "function", "function": call}
-            turn["tool_calls"] = [call]
-            known[f"function {call['function']['name']}"] = call["id"]
-        for call in turn.get("tool_calls") or ():
-            known[str(call.get("id"))] = str(call.get("id"))
-        if turn["role"] == "function":
-            turn |= {"role": "tool", "tool_call_id": f"function {turn['name']}"}
-        if turn["role"] == "tool":
-            id = turn["tool_call_id"]
-            if id not in known:
-                raise RequestError(
-                    f"{where}: no earlier message calls {id!r:.60}", param=f"{where}.tool_call_id"
-                )
-            turn["tool_call_id"] = known[id]
-    return turns
-
-
-def plain(message: Message) -> dict[str, Any]:
-    """A message as plain data, without the fields that were not given. A refusal is its text."""
-    fields = {name: x for name, x in to_builtins(message).items() if x is not None}
-    fields.pop("annotations", None)
-    if (refusal := fields.pop("refusal", None)) is not None and not message.content:
-        fields["content"] = refusal
-    if isinstance(message.content, list):
-        fields["content"] = [
-            {"type": "text", "text": part.text if part.type == "text" else part.refusal}
-            if part.type in ("text", "refusal")
-            else {name: x for name, x in to_builtins(part).items() if x is not None}
-            for part in message.content
-        ]
-    return fields
-
-
-def has_media(request: ChatRequest) -> bool:
-    """Whether a message has parts other than text."""
-    messages = request.messages if isinstance(request.messages, list) else []
-    contents = [message.content for message in messages if isinstance(message.content, list)]
-    return any(part.type != "text" for content in contents for part in content)
+    return turns, media
 
 
 def check_message(message: Message, where: str) -> None:
@@ -155,44 +80,91 @@ def check_message(message: Message, where: str) -> None:
         raise RequestError(
             f"{where}: a tool message needs tool_call_id", param=f"{where}.tool_call_id"
         )
-    if message.role == "function" and not message.name:
-        raise RequestError(f"{where}: a function message needs name", param=f"{where}.name")
     if message.role != "assistant":
-        for name in ("tool_calls", "function_call", "reasoning", "reasoning_content", "refusal"):
+        for name in ("tool_calls", "reasoning"):
             if getattr(message, name):
                 raise RequestError(
                     f"{where}: {name} belongs to the role assistant", param=f"{where}.{name}"
                 )
-    if message.audio is not None:
-        raise Unsupported(f"{where}: audio answers are not supported", param=f"{where}.audio")
-    if message.refusal and message.content:
-        raise RequestError(f"{where}: refusal excludes content", param=f"{where}.refusal")
     where = f"{where}.content"
-    called = message.tool_calls or message.function_call or message.refusal
-    if message.content is None and not called:
+    if message.content is None and not message.tool_calls:
         raise RequestError(f"{where} is missing", param=where)
-    if isinstance(message.content, list):
-        if not message.content and not called:
-            raise RequestError(f"{where} is an empty list", param=where)
-        for part in message.content:
-            check_part(part, where)
+    if not message.content and not isinstance(message.content, str) and not message.tool_calls:
+        raise RequestError(f"{where} is an empty list", param=where)
 
 
-def check_part(part: ContentPart, where: str) -> None:
-    """Raise RequestError unless a part is text, or a medium with a URL or data."""
-    if part.type in ("text", "refusal"):
-        good = getattr(part, part.type) is not None
-    elif part.type == "input_audio":
-        good = isinstance((part.input_audio or {}).get("data"), str)
-    else:
-        value = getattr(part, ADDRESSES.get(part.type, ""), None)
-        good = isinstance(value.get("url") if isinstance(value, dict) else value, str)
-    if not good:
+def check_calls(messages: Sequence[Message]) -> None:
+    """Raise RequestError for the result of a tool without its call."""
+    known = set[str]()
+    for i, message in enumerate(messages):
+        known.update(call.id for call in message.tool_calls)
+        if message.role == "tool" and message.tool_call_id not in known:
+            where = f"messages[{i}]"
+            raise RequestError(
+                f"{where}: no earlier message calls {message.tool_call_id!r:.60}",
+                param=f"{where}.tool_call_id",
+            )
+
+
+def check_continued(request: ChatRequest, final: Message) -> None:
+    """Raise RequestError unless the final message is one that can be continued."""
+    name = "continue_final_message"
+    if request.add_generation_prompt:
+        raise RequestError(f"{name} excludes add_generation_prompt", param=name)
+    content = final.content
+    ends_in_text = isinstance(content, str) or (content and isinstance(content[-1], TextPart))
+    if final.role != "assistant" or final.tool_calls or not ends_in_text:
         raise RequestError(
-            f"{where}: unknown or empty content part of type {part.type!r:.40}; expected text, "
-            "refusal, image_url, input_audio, audio_url, video_url or file",
-            param=where,
+            f"{name} needs a final message of the role assistant that ends in text", param=name
         )
+
+
+def marked(content: Any) -> Any:
+    """A content with `END` after its text."""
+    if isinstance(content, str):
+        return content + END
+    return [*content[:-1], {**content[-1], "text": content[-1]["text"] + END}]
+
+
+def template_message(message: Message) -> dict[str, Any]:
+    """A message in the form that chat templates read, without the fields that were not given."""
+    calls = [template_call(call) for call in message.tool_calls]
+    fields = {
+        "role": message.role,
+        "content": message.content
+        if message.content is None or isinstance(message.content, str)
+        else [template_part(part) for part in message.content],
+        "name": message.name,
+        "tool_calls": calls or None,
+        "tool_call_id": message.tool_call_id,
+        "reasoning_content": message.reasoning,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def template_call(call: ToolCall) -> dict[str, Any]:
+    """A call in the form that chat templates read; `ChatTemplate` parses the arguments."""
+    id = {"id": call.id} if call.id else {}
+    return {**id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def template_part(part: ContentPart) -> dict[str, Any]:
+    """A part in the form that chat templates read. Files have become text or media."""
+    if isinstance(part, TextPart):
+        return {"type": "text", "text": part.text}
+    assert isinstance(part, Medium), "`attach_files` replaces files"
+    return {"type": part.kind}
+
+
+def parts_of(message: Message) -> Sequence[ContentPart]:
+    """The parts of a message; none of one that is a text."""
+    return () if isinstance(message.content, str) else message.content or ()
+
+
+def has_media(request: ChatRequest) -> bool:
+    """Whether a message has a medium."""
+    parts = (part for message in request.messages for part in parts_of(message))
+    return any(isinstance(part, Medium) for part in parts)
 
 
 def options_of(request: ChatRequest, template: ChatTemplate | None) -> dict[str, Any]:
@@ -201,7 +173,7 @@ def options_of(request: ChatRequest, template: ChatTemplate | None) -> dict[str,
     Raises RequestError for names that a request may not set, Unsupported for an effort that the
     template cannot honour.
     """
-    options = dict(request.chat_template_kwargs or {})
+    options = dict(request.chat_template_kwargs)
     if taken := RESERVED & options.keys():
         raise RequestError(
             f"{min(taken)!r} is set by the server and is not a chat template option",
@@ -251,22 +223,6 @@ def budget_of(request: ChatRequest, template: ChatTemplate | None, reasons: bool
     if template is None or not reasons or effort_options("none", template.features):
         return None
     return 0
-
-
-def prompts_of(prompt: str | Sequence[str | int | list[int]]) -> list[str | list[int]]:
-    """The prompts of a completion, each text or token ids. Raises RequestError for a mixture."""
-    if isinstance(prompt, str):
-        return [prompt]
-    if prompt and all(isinstance(item, int) for item in prompt):
-        return [[item for item in prompt if isinstance(item, int)]]
-    texts = [item for item in prompt if isinstance(item, str)]
-    lists = [item for item in prompt if isinstance(item, list)]
-    if not prompt or len(prompt) not in (len(texts), len(lists)):
-        raise RequestError(
-            "expected text, a list of texts, token ids, or a list of lists of token ids as prompt",
-            param="prompt",
-        )
-    return [*texts, *lists]
 
 
 @contextmanager

@@ -10,19 +10,13 @@ import mimetypes
 from msgspec.structs import replace
 
 from ostro.errors import DocumentNotFound, RequestError, Unsupported
-from ostro.pipelines import ChatRequest, ContentPart, FilePart, ReadFile
+from ostro.pipelines import ChatRequest, ContentPart, FilePart, ReadFile, RequestMedium, TextPart
 from ostro.plugins.pipelines.fetch import MAX_BYTES
+from ostro.plugins.pipelines.text.conversation import parts_of
 
 KINDS = ("image", "audio", "video")
 TEXT_TYPES = ("image/svg+xml", "video/mp2t")
 """Types that `mimetypes` gives to text: SVG, and .ts, which is TypeScript."""
-
-
-def has_files(request: ChatRequest) -> bool:
-    """Whether a message has a file."""
-    messages = request.messages if isinstance(request.messages, list) else []
-    contents = [message.content for message in messages if isinstance(message.content, list)]
-    return any(part.type == "file" for content in contents for part in content)
 
 
 async def attach_files(request: ChatRequest, read: ReadFile) -> ChatRequest:
@@ -32,27 +26,24 @@ async def attach_files(request: ChatRequest, read: ReadFile) -> ChatRequest:
     file and for more than `MAX_BYTES` in all files, Unsupported for a file that is neither text nor
     a medium, and what `read` raises.
     """
-    if not has_files(request) or isinstance(request.messages, str):
+    parts = (part for message in request.messages for part in parts_of(message))
+    if not any(isinstance(part, FilePart) for part in parts):
         return request
     messages, left = [], MAX_BYTES
     for i, message in enumerate(request.messages):
-        if isinstance(message.content, list):
-            where, parts = f"messages[{i}].content", list[ContentPart]()
-            for part in message.content:
-                if part.type == "file":
-                    part, size = await attach(part.file, where, left, read)
-                    left -= size
-                parts.append(part)
-            message = replace(message, content=parts)
-        messages.append(message)
+        content = list[ContentPart]()
+        for part in parts_of(message):
+            if isinstance(part, FilePart):
+                part, size = await attach(part, f"messages[{i}].content", left, read)
+                left -= size
+            content.append(part)
+        messages.append(replace(message, content=content) if content else message)
     return replace(request, messages=messages)
 
 
-async def attach(
-    file: FilePart | None, where: str, limit: int, read: ReadFile
-) -> tuple[ContentPart, int]:
+async def attach(file: FilePart, where: str, limit: int, read: ReadFile) -> tuple[ContentPart, int]:
     """The part for a file of at most `limit` bytes, and its size in bytes."""
-    if file is None or (file.file_id is None) == (file.file_data is None):
+    if (file.file_id is None) == (file.file_data is None):
         raise RequestError(f"{where}: a file needs either file_id or file_data", param=where)
     name, kind = file.filename or "", None
     if file.file_id is not None:
@@ -89,9 +80,7 @@ def part_of(name: str, kind: str | None, data: bytes, where: str) -> ContentPart
     family = (kind or "").partition("/")[0]
     if family in KINDS and kind not in TEXT_TYPES:
         url = f"data:{kind};base64,{base64.b64encode(data).decode()}"
-        part = ContentPart(type=f"{family}_url")
-        setattr(part, part.type, url)
-        return part
+        return RequestMedium(family, url)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -100,4 +89,4 @@ def part_of(name: str, kind: str | None, data: bytes, where: str) -> ContentPart
             "an image, audio or video; state its type in a data URL or by its filename",
             param=where,
         ) from None
-    return ContentPart(type="text", text=f"File {name}:\n\n{text}" if name else text)
+    return TextPart(f"File {name}:\n\n{text}" if name else text)

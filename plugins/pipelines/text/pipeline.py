@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -20,8 +20,10 @@ from ostro.pipelines import (
     CompletionRequest,
     Event,
     MediaSource,
+    Message,
     ReadFile,
     ServedModel,
+    TextPart,
     Usage,
     fetch_all,
 )
@@ -34,6 +36,8 @@ from ostro.plugins.pipelines.text.prepare import Preparer
 
 ID_BYTES = 8
 """Typical bytes of a token id as JSON, with what separates it from the next."""
+PART_BYTES = 32
+"""Bytes of a part of a message without its text."""
 T = TypeVar("T")
 
 
@@ -68,7 +72,8 @@ class Text(Preparer):
         """
 
         def work() -> list[int]:
-            prompt = self.chat_prompt(request, self.fetch_media, template=template, limit=limit)
+            chat = self.understand(request, template)
+            prompt = self.chat_prompt(chat, self.fetch_media, limit=limit)
             prompt.drop()
             return list(prompt.tokens)
 
@@ -103,7 +108,7 @@ class Text(Preparer):
             adapters=adapters,
             default_max_tokens=default_max_tokens,
         )
-        size = size_of_json(request.prompt)
+        size = sum(map(size_of_prompt, request.prompts))
         return TextAnswer(self.engine, await EXECUTOR.run(size, work))
 
     def fetch_media(
@@ -179,16 +184,21 @@ class TextAnswer:
 
 def size_of_chat(request: ChatRequest) -> int:
     """About the bytes of a conversation as JSON."""
-    given = request.messages
-    contents = [given] if isinstance(given, str) else [message.content for message in given]
-    return sum(map(size_of_json, contents)) + size_of_json(request.tools)
+    schemas = [tool.parameters for tool in request.tools]
+    return sum(map(size_of_message, request.messages)) + len(msgspec.json.encode(schemas))
 
 
-def size_of_json(value: Any) -> int:
-    """About the bytes of a value as JSON. A text, which may be long, counts by its characters."""
-    if isinstance(value, list) and value and isinstance(value[0], int):
-        return ID_BYTES * len(value)  # the event loop would wait while a million ids are encoded
-    return len(value) if isinstance(value, str) else len(msgspec.json.encode(value))
+def size_of_message(message: Message) -> int:
+    """About the bytes of a message's content as JSON."""
+    if message.content is None or isinstance(message.content, str):
+        return len(message.content or "")
+    texts = (part.text if isinstance(part, TextPart) else "" for part in message.content)
+    return sum(PART_BYTES + len(text) for text in texts)
+
+
+def size_of_prompt(prompt: str | Sequence[int]) -> int:
+    """About the bytes of a prompt as JSON; a text counts by its characters."""
+    return len(prompt) if isinstance(prompt, str) else ID_BYTES * len(prompt)
 
 
 async def merged(

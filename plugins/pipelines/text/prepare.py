@@ -26,13 +26,10 @@ from ostro.pipelines import (
     prompt_tokens,
 )
 from ostro.pipelines import RequestMedium as Medium
+from ostro.plugins.pipelines.text.chat import Chat
 from ostro.plugins.pipelines.text.continuation import PromptContinuation
 from ostro.plugins.pipelines.text.conversation import (
-    END,
-    budget_of,
     naming_messages,
-    options_of,
-    prompts_of,
     read_conversation,
 )
 from ostro.plugins.pipelines.text.infill import InfillTokens
@@ -44,7 +41,11 @@ from ostro.plugins.pipelines.text.sampling import (
     sampling_of,
 )
 from ostro.plugins.pipelines.text.structure import BUDGET, GRAMMAR, check_ends, take_arguments
-from ostro.plugins.pipelines.text.tools import CallRules, call_rules, offered_tools, tools_of
+from ostro.plugins.pipelines.text.tools import (
+    call_rules,
+    declarations,
+    shown_tools,
+)
 
 InsertMedia = Callable[..., Prompt]
 """Expands the placeholders of media in a prompt; see `Text.fetch_media`."""
@@ -64,116 +65,99 @@ class Preparer:
         self.model = model
         self.tokenizer = model.require_tokenizer()
         self.controls = {id: self.tokenizer.token(id) for id in self.tokenizer.control_ids}
-        self.template_of = lru_cache(maxsize=64)(self.parse_template)
-        self.format_of = lru_cache(maxsize=64)(self.find_format)
+        special = self.tokenizer.special_tokens
+        self.templates = lru_cache(maxsize=64)(partial(ChatTemplate, tokens=special))
+        self.formats = lru_cache(maxsize=64)(self.find_format)
         own = model.template
         for template in (own, own and own.tool_use):
             if template is not None:
-                self.format_of(template)  # a template that matches several parsers fails at once
-
-    def parse_template(self, source: str) -> ChatTemplate:
-        """A chat template with this tokenizer's special tokens. Raises TemplateError."""
-        return ChatTemplate(source, tokens=self.tokenizer.special_tokens)
-
-    def chat_template(
-        self, source: str | None, tools: Sequence[Mapping[str, Any]] | None = None
-    ) -> ChatTemplate | None:
-        """The chat template that renders a request with these tools; None without one.
-
-        It is that of a source, the model's own for None.
-        """
-        found = self.model.template if source is None else self.template_of(source)
-        return None if found is None else found.for_tools(tools)
+                self.formats(template)  # a template that matches several parsers fails at once
 
     def find_format(self, template: ChatTemplate) -> OutputFormat | None:
         """The format of the outputs of a chat template. Raises UsageError as `output_format`."""
         return output_format(template, self.model.settings, self.model.parsers)
 
-    def format_for(
-        self, template: str | None, tools: Sequence[Mapping[str, Any]] | None = None
-    ) -> OutputFormat | None:
-        """The format of the outputs of the template that `chat_template` returns."""
-        chosen = self.chat_template(template, tools)
-        return None if chosen is None else self.format_of(chosen)
+    def understand(self, request: ChatRequest, template: str | None = None) -> Chat:
+        """A chat as this model understands it.
+
+        `template` is the source of a chat template that replaces the model's own. Raises
+        TemplateError, RequestError as `call_rules`, UsageError as `output_format`.
+        """
+        rules, tools = call_rules(request), shown_tools(request)
+        chosen = self.model.template if template is None else self.templates(template)
+        chosen = None if chosen is None else chosen.for_tools(tools)
+        form = None if chosen is None else self.formats(chosen)
+        return Chat(request=request, tools=tools, rules=rules, template=chosen, format=form)
 
     def end_of(self, prompt: Sequence[int]) -> str:
         """The last characters of a prompt, its control tokens included."""
         return self.tokenizer.decode(prompt[-END_TOKENS:], skip_special=False)
 
     def new_parser(
-        self,
-        prompt: Sequence[int],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template: str | None = None,
+        self, prompt: Sequence[int], request: ChatRequest, *, template: str | None = None
     ) -> NewParser | None:
         """The function that makes the parsers of a chat's choices; None if nothing is parsed.
 
-        Raises RequestError for a malformed tool.
+        Raises as `understand`.
         """
-        form = self.format_for(template, tools)
-        if form is None:
+        return self.parsers(self.understand(request, template), self.end_of(prompt))
+
+    def parsers(self, chat: Chat, prompt_end: str) -> NewParser | None:
+        """As `new_parser`, for a chat that is understood."""
+        if chat.format is None:
             return None
-        offered = offered_tools(tools)
-        return partial(form.parser, self.end_of(prompt), offered, self.tokenizer.controls)
+        return partial(chat.format.parser, prompt_end, chat.tools, self.tokenizer.controls)
 
     def chat_sampling(
         self,
         sampling: Sampling,
         prompt: Sequence[int],
+        request: ChatRequest,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
         template: str | None = None,
-        thinking_budget: int | None = None,
-        tool_choice: str | Mapping[str, Any] | None = None,
-        parallel_tool_calls: bool | None = None,
     ) -> Sampling:
         """The sampling of an answer in a chat, with the logits processors of its notation.
 
         A grammar constrains the text of the answer, not its reasoning or calls; the tools and the
         choice constrain the calls. Reasoning has at most `thinking_budget` tokens. Raises
-        Unsupported without a processor that this needs, RequestError for a malformed tool or choice
-        and for constraints that exclude each other.
+        Unsupported without a processor that this needs, RequestError for constraints that exclude
+        each other, and what `understand` raises.
         """
-        form, end = self.format_for(template, tools), self.end_of(prompt)
-        rules = call_rules(tools, tool_choice, parallel_tool_calls)
-        sampling = self.constrained(sampling, end, form, rules, thinking_budget != 0)
-        if thinking_budget is None:
+        chat, end = self.understand(request, template), self.end_of(prompt)
+        return self.limited(self.constrained(sampling, chat, end), chat, end)
+
+    def limited(self, sampling: Sampling, chat: Chat, prompt_end: str) -> Sampling:
+        """The sampling, with the processor that ends reasoning if the chat has a budget of it."""
+        if chat.budget is None:
             return sampling
         name = "thinking_budget"
         if BUDGET not in self.model.processors:
             raise Unsupported(
                 f"{name} needs the logits processor {BUDGET}, which is not installed", param=name
             )
-        if form is None or self.model.settings.reasoning_parser == NONE:
+        if chat.format is None or self.model.settings.reasoning_parser == NONE:
             raise Unsupported(
                 f"{name}: reasoning is not parsed (--reasoning-parser); leave it out", param=name
             )
-        if (markers := form.kind.reasoning) is None:  # the notation has no reasoning
+        if (markers := chat.format.kind.reasoning) is None:  # the notation has no reasoning
             return sampling
         budget = {
-            "tokens": thinking_budget,
+            "tokens": chat.budget,
             "begin": markers[0].strip(),
             "end": markers[1].strip(),
-            "open": ends_with(end, markers[0]),
+            "open": ends_with(prompt_end, markers[0]),
         }
         return replace(sampling, processors={**sampling.processors, BUDGET: budget})
 
-    def constrained(
-        self,
-        sampling: Sampling,
-        prompt_end: str,
-        form: OutputFormat | None,
-        rules: CallRules,
-        reasons: bool,
-    ) -> Sampling:
+    def constrained(self, sampling: Sampling, chat: Chat, prompt_end: str) -> Sampling:
         """The sampling, with a grammar of the output if something constrains its text or calls.
 
-        `reasons`: the model may begin with reasoning. Where the marker is text, and no token of the
-        vocabulary, it may not: a model that was not trained on it would not end it. Raises
-        Unsupported without the logits processor "grammar", RequestError for constraints that
+        The model may begin with reasoning, unless its budget is 0. Where the marker is text, and no
+        token of the vocabulary, it may not: a model that was not trained on it would not end it.
+        Raises Unsupported without the logits processor "grammar", RequestError for constraints that
         exclude each other.
         """
+        form, rules = chat.format, chat.rules
         answer = sampling.processors.get(GRAMMAR)
         if rules.field and (GRAMMAR not in self.model.processors or form is None):
             raise Unsupported(
@@ -195,10 +179,10 @@ class Preparer:
         if form is None or of_whole_output or (answer is None and not rules.field):
             return sampling
         ids = {text: id for id, text in self.controls.items()}
-        reasons = reasons and self.has_token(form.kind.reasoning)
+        reasons = chat.budget != 0 and self.has_token(form.kind.reasoning)
         grammar = form.grammar(answer, prompt_end, rules, ids, reasons)
-        found = {**sampling.processors, GRAMMAR: grammar}
-        return check_ends(replace(sampling, processors=found))
+        processors = {**sampling.processors, GRAMMAR: grammar}
+        return check_ends(replace(sampling, processors=processors))
 
     def has_token(self, markers: tuple[str, str] | None) -> bool:
         """Whether a token of the vocabulary is the marker that begins reasoning.
@@ -231,34 +215,36 @@ class Preparer:
     def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
+        request: ChatRequest,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        options: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = True,
         template: str | None = None,
-        limit: int | None = None,
-        until: str | None = None,
     ) -> list[int]:
-        """Token ids of a conversation, rendered with the chat template and its `options`.
+        """Token ids of messages in the form of chat templates; the rest is that of a request.
 
-        `template` is the source of a template that replaces the model's own. The prompt ends at the
-        last occurrence of `until`. Raises TemplateError
-        if the model has none or rendering fails, RequestError for malformed messages or options,
-        ContextLengthExceeded for more than `limit` tokens, Unsupported for tools that the template
-        does not read.
+        Raises as `understand` and `encode`.
         """
-        chosen = self.chat_template(template, tools)
-        if tools and chosen is not None:
-            self.check_tools(chosen)
+        return self.encode(self.understand(request, template), messages)
+
+    def encode(
+        self, chat: Chat, messages: Sequence[Mapping[str, Any]], limit: int | None = None
+    ) -> list[int]:
+        """Token ids of the messages of a chat, rendered with its template.
+
+        Raises TemplateError if there is none or rendering fails, RequestError for malformed
+        messages or options, ContextLengthExceeded for more than `limit` tokens, Unsupported for
+        tools that the template does not read.
+        """
+        if chat.tools and chat.template is not None:
+            self.check_shows_tools(chat.template)
         return prompt_tokens(
-            chosen,
+            chat.template,
             self.tokenizer,
             messages,
-            tools,
-            add_generation_prompt,
-            options,
+            declarations(chat.tools),
+            chat.adds_prompt,
+            chat.options,
             limit=limit,
-            until=until,
+            until=chat.until,
         )
 
     def prepare(
@@ -318,30 +304,20 @@ class Preparer:
         """The continuation of a conversation, with media that `insert_media` adds to the prompt.
 
         Raises RequestError for an invalid field, Unsupported for media that the model does
-        not take, and what `encode_chat` raises.
+        not take, and what `understand` and `encode` raise.
         """
+        chat = self.understand(request, template)
         sampling = sampling_of(
             request, self.tokenizer, self.model.vocab, self.model.sampling.values
         )
         context = self.context_of(request)
         insert = partial(insert_media, check=partial(check_length, sampling, context=context))
-        prompt = self.chat_prompt(request, insert, template=template, limit=context)
+        prompt = self.chat_prompt(chat, insert, limit=context)
         try:
             check_length(sampling, len(prompt.tokens), context)
-            tools = tools_of(request)
-            form = self.format_for(template, tools)
-            reasons = form is not None and form.reasons
-            budget = budget_of(request, self.chat_template(template, tools), reasons)
-            sampling = self.chat_sampling(
-                sampling,
-                prompt.tokens,
-                tools=tools,
-                template=template,
-                thinking_budget=budget,
-                tool_choice=request.tool_choice,
-                parallel_tool_calls=request.parallel_tool_calls,
-            )
-            parser = self.new_parser(prompt.tokens, tools=tools, template=template)
+            end = self.end_of(prompt.tokens)
+            sampling = self.limited(self.constrained(sampling, chat, end), chat, end)
+            parser = self.parsers(chat, end)
             return self.prepare(prompt, sampling, adapters=adapters, request=request, parser=parser)
         except BaseException:
             prompt.drop()
@@ -349,48 +325,32 @@ class Preparer:
 
     @naming_messages()
     def chat_prompt(
-        self,
-        request: ChatRequest,
-        insert_media: InsertMedia,
-        *,
-        template: str | None = None,
-        limit: int | None = None,
+        self, chat: Chat, insert_media: InsertMedia, *, limit: int | None = None
     ) -> Prompt:
-        """The prompt of a conversation. Raises what `prepare_chat` raises."""
-        messages, media = read_conversation(request, limit)
-        tools = tools_of(request)
-        options = options_of(request, self.chat_template(template, tools))
+        """The prompt of a chat. Raises what `prepare_chat` raises."""
+        messages, media = read_conversation(chat.request, limit)
         self.check_media(media)
         if limit is not None:
             self.tokenizer.check_size(size_of(messages), limit)
-        tokens = self.encode_chat(
-            messages,
-            tools=tools,
-            options=options,
-            add_generation_prompt=adds_prompt(request),
-            template=template,
-            limit=limit,
-            until=END if request.continue_final_message else None,
-        )
+        tokens = self.encode(chat, messages, limit)
         return insert_media(tokens, media) if media else Prompt(tokens=tokens)
 
     def render_chat(self, request: ChatRequest, template: str | None = None) -> str:
         """The text of a conversation's prompt. Raises what `prepare_chat` raises."""
+        chat = self.understand(request, template)
         messages, media = read_conversation(request)
         self.check_media(media)
-        tools = tools_of(request)
-        chosen = self.chat_template(template, tools)
-        if chosen is None:
+        if chat.template is None:
             raise missing_template(self.tokenizer)
-        return chosen.render(
+        return chat.template.render(
             messages,
-            tools=tools,
-            add_generation_prompt=adds_prompt(request),
-            until=END if request.continue_final_message else None,
-            **options_of(request, chosen),
+            tools=declarations(chat.tools),
+            add_generation_prompt=chat.adds_prompt,
+            until=chat.until,
+            **chat.options,
         )
 
-    def check_tools(self, template: ChatTemplate) -> None:
+    def check_shows_tools(self, template: ChatTemplate) -> None:
         """Raise Unsupported if the chat template does not show tools to the model."""
         if "tools" not in template.features.variables:
             raise Unsupported(
@@ -425,7 +385,7 @@ class Preparer:
         infill = InfillTokens.find(self.tokenizer) if request.suffix else None
         if infill is not None:
             sampling = replace(sampling, stop_ids=(*sampling.stop_ids, *infill.ends))
-        prompts, found = prompts_of(request.prompt), list[PromptContinuation]()
+        prompts, continuations = request.prompts, list[PromptContinuation]()
         returned = request.n or 1
         if len(prompts) * sampling.n > MAX_CHOICES:
             raise RequestError(
@@ -444,8 +404,8 @@ class Preparer:
             if request.echo:
                 one.echoes_text = isinstance(given, str)
                 one.echo = given if isinstance(given, str) else self.tokenizer.decode(given)
-            found.append(one)
-        return found
+            continuations.append(one)
+        return continuations
 
     def prompt_ids(
         self, given: str | list[int], request: CompletionRequest, infill: InfillTokens | None
@@ -505,11 +465,6 @@ def size_of(messages: Sequence[Mapping[str, Any]]) -> int:
             texts = (part if isinstance(part, str) else part.get("text") or "" for part in parts)
             size += sum(len(text.strip()) for text in texts)
     return size
-
-
-def adds_prompt(request: ChatRequest) -> bool:
-    """Whether the prompt ends with the start of an answer."""
-    return request.add_generation_prompt is not False and not request.continue_final_message
 
 
 def check_tokens(tokens: Sequence[int], vocab: int) -> None:

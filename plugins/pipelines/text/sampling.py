@@ -12,7 +12,6 @@ import msgspec
 from ostro.errors import ContextLengthExceeded, RequestError
 from ostro.pipelines import ChatRequest, CompletionRequest, Dry, Sampling, TextRequest, Tokenizer
 from ostro.plugins.pipelines.text.structure import check_ends, processors_of
-from ostro.plugins.pipelines.text.tools import check_needs_tools
 
 BREAKERS = ("\n", ":", '"', "*")
 """Strings that end a DRY match, as in text-generation-webui."""
@@ -57,9 +56,7 @@ def sampling_of(
         if name in request.__struct_fields__ and getattr(request, name) is not None
     }
     values: dict[str, Any] = {**defaults, **stated}
-    values["stop"] = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
-    values["stop_ids"] = tuple(request.stop_token_ids or ())
-    values["logit_bias"] = bias_of(request)
+    values["stop"], values["stop_ids"] = tuple(request.stop), tuple(request.stop_token_ids)
     values["dry"] = dry_of(request, tokenizer)
     values["processors"] = processors_of(request)
     if request.top_k == -1:
@@ -88,8 +85,10 @@ def sampling_of(
 
 def check(request: TextRequest) -> None:
     """Raise RequestError for fields that are out of range or contradict each other."""
-    if len(request.stop_token_ids or ()) > MAX_STOP_IDS:
+    if len(request.stop_token_ids) > MAX_STOP_IDS:
         raise RequestError(f"more than {MAX_STOP_IDS} stop_token_ids", param="stop_token_ids")
+    if len(request.logit_bias) > MAX_BIASES:
+        raise RequestError(f"more than {MAX_BIASES} entries of logit_bias", param="logit_bias")
     if len(request.cache_salt or "") > MAX_SALT:
         raise RequestError(f"cache_salt exceeds {MAX_SALT} characters", param="cache_salt")
     if not -MAX_PRIORITY <= (request.priority or 0) < MAX_PRIORITY:
@@ -114,20 +113,6 @@ def check_chat(request: ChatRequest) -> None:
         raise RequestError("top_logprobs needs logprobs=true", param="top_logprobs")
     if request.top_logprobs is not None and not 0 <= request.top_logprobs <= 20:
         raise RequestError("top_logprobs is not within 0..20", param="top_logprobs")
-    check_needs_tools(request.tools, request.tool_choice, request.parallel_tool_calls)
-
-
-def bias_of(request: TextRequest) -> dict[int, float]:
-    """The logit bias by token id; keys in JSON are strings."""
-    given = request.logit_bias or {}
-    if len(given) > MAX_BIASES:
-        raise RequestError(f"more than {MAX_BIASES} entries of logit_bias", param="logit_bias")
-    biases = {}
-    for key, bias in given.items():
-        if not (key.isascii() and key.isdigit() and len(key) < 12):
-            raise RequestError(f"{key!r:.40} is not a token id", param="logit_bias")
-        biases[int(key)] = bias
-    return biases
 
 
 def dry_of(request: TextRequest, tokenizer: Tokenizer) -> Dry | None:

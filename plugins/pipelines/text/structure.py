@@ -1,67 +1,63 @@
-"""Structured output: the forms of all APIs as the parameter of the logits processor "grammar"."""
+"""Structured output: a constraint of the answer as the parameter of the processor "grammar"."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from ostro.errors import RequestError, Unsupported, UsageError
-from ostro.pipelines import ResponseFormat, Sampling, TextRequest
+from ostro.errors import RequestError, UsageError
+from ostro.pipelines import (
+    Choices,
+    Constraint,
+    Grammar,
+    JsonSchema,
+    Regex,
+    Sampling,
+    StructuralTag,
+    TextRequest,
+)
 
 GRAMMAR = "grammar"
 """The name of the logits processor."""
 BUDGET = "reasoning_budget"
 """The name of the logits processor that ends reasoning."""
-ARGUMENTS: Mapping[str, str] = {
-    "schema": "json_schema",
-    "regex": "regex",
-    "choice": "choice",
-    "lark": "lark",
-    "gbnf": "gbnf",
-    "yacc": "yacc",
-    "structural_tag": "structural_tag",
-}
-"""Arguments of Python's `generate`, and the notations of the processor."""
-GUIDED = {"guided_json": "json_schema", "guided_regex": "regex", "guided_choice": "choice"}
-"""vLLM's older fields."""
-JSON, TAGS = ("json_object", "json_schema"), ("structural_tag",)
-FORMAT_FIELDS: Mapping[str, tuple[str, ...]] = {
-    "json_schema": JSON,
-    "schema": JSON,
-    "structures": TAGS,
-    "triggers": TAGS,
-    "format": TAGS,
-}
-"""Fields of `response_format`, and the types that have them."""
-
-Form = tuple[str, dict[str, Any]]
-"""A request field and the parameter that it states."""
+ARGUMENTS = ("schema", "regex", "choice", "lark", "gbnf", "yacc", "structural_tag")
+"""Arguments of Python's `generate`."""
 
 
 def processors_of(request: TextRequest) -> dict[str, Any]:
     """The parameters of logits processors of a request, a grammar among them.
 
-    Raises RequestError for a malformed field, and for two fields that constrain the output.
+    Raises RequestError for two constraints of the output.
     """
-    if request.processors is not None and request.logits_processors is not None:
+    processors, constraint = dict(request.logits_processors), request.constraint
+    if constraint is None:
+        return processors
+    if GRAMMAR in processors:
         raise RequestError(
-            "processors is the older name of logits_processors; use logits_processors alone",
-            param="processors",
+            f"logits_processors and {constraint.field} exclude each other; use one of them",
+            param=constraint.field,
         )
-    found = dict(request.logits_processors or request.processors or {})
-    forms = list(forms_of(request))
-    if GRAMMAR in found:
-        forms.insert(0, ("logits_processors", {}))
-    if len(forms) > 1:
-        names = " and ".join(dict.fromkeys(name for name, _ in forms))
-        raise RequestError(f"{names} exclude each other; use one of them", param=forms[1][0])
-    for field, parameter in forms:
-        if parameter:
-            found[GRAMMAR] = {**parameter, "field": field}
-    return found
+    return {**processors, GRAMMAR: grammar_parameter(constraint)}
+
+
+def grammar_parameter(constraint: Constraint) -> dict[str, Any]:
+    """The parameter of the logits processor "grammar" for a constraint."""
+    match constraint.value:
+        case JsonSchema(schema=schema):
+            grammar: dict[str, Any] = {"json_schema": schema}
+        case Regex(pattern=pattern):
+            grammar = {"regex": pattern}
+        case Choices(texts=texts):
+            grammar = {"choice": texts}
+        case Grammar(notation=notation, text=text):
+            grammar = {notation: text}
+        case StructuralTag(value=tag):
+            grammar = {"structural_tag": tag}
+    return {**grammar, "field": constraint.field}
 
 
 def check_ends(sampling: Sampling) -> Sampling:
@@ -79,107 +75,6 @@ def check_ends(sampling: Sampling) -> Sampling:
     return sampling
 
 
-def forms_of(request: TextRequest) -> Iterator[Form]:
-    """The fields of a request that constrain the output."""
-    if (form := request.response_format) is not None:
-        check_format(form)
-        if form.type != "text":
-            yield "response_format", response_format(form)
-    if request.json_schema is not None:
-        yield "json_schema", {"json_schema": request.json_schema}
-    if isinstance(request.grammar, str):
-        yield "grammar", grammar(request.grammar)
-    elif request.grammar is not None:
-        yield "grammar", tagged(request.grammar.type, request.grammar.value)
-    for name, kind in GUIDED.items():
-        if (value := getattr(request, name)) is not None:
-            yield name, {kind: parsed(value, name) if kind == "json_schema" else value}
-    if request.guided_grammar is not None:
-        yield "guided_grammar", grammar(request.guided_grammar)
-    if request.structured_outputs is not None:
-        stated = {
-            name: value
-            for name in request.structured_outputs.__struct_fields__
-            if (value := getattr(request.structured_outputs, name)) not in (None, False)
-        }
-        if len(stated) != 1:
-            names = ", ".join(request.structured_outputs.__struct_fields__)
-            raise RequestError(
-                f"structured_outputs: expected one of {names}; got {len(stated)}",
-                param="structured_outputs",
-            )
-        for name, value in stated.items():
-            yield "structured_outputs", structured(name, value)
-
-
-def check_format(form: ResponseFormat) -> None:
-    """Raise RequestError for fields of `response_format` that its type lacks."""
-    given = [name for name in FORMAT_FIELDS if getattr(form, name) is not None]
-    wrong = [name for name in given if form.type not in FORMAT_FIELDS[name]]
-    if not wrong and {"schema", "json_schema"} <= set(given):
-        wrong = ["schema"]
-    if wrong:
-        raise RequestError(
-            f"response_format.{wrong[0]} does not belong to the type {form.type}; leave it out",
-            param="response_format",
-        )
-
-
-def response_format(form: ResponseFormat) -> dict[str, Any]:
-    """The parameter of OpenAI's `response_format`, with `schema` as llama.cpp accepts it."""
-    if form.type == "structural_tag":
-        tag = {"structures": form.structures, "triggers": form.triggers, "format": form.format}
-        return {"structural_tag": {k: v for k, v in tag.items() if v is not None}}
-    named = form.json_schema
-    schema = form.schema if named is None else named.schema
-    if schema is not None:
-        return {"json_schema": schema}
-    if form.type == "json_object" and named is None:
-        return {"json_object": True}
-    raise RequestError(
-        "response_format.json_schema.schema is missing; use json_object for any JSON object",
-        param="response_format",
-    )
-
-
-def structured(name: str, value: Any) -> dict[str, Any]:
-    """The parameter of an entry of vLLM's `structured_outputs`."""
-    if name == "grammar":
-        return grammar(value)
-    if name == "json_object":
-        return {"json_object": True}
-    if name in ("json", "structural_tag"):
-        kind = "json_schema" if name == "json" else name
-        return {kind: parsed(value, f"structured_outputs.{name}")}
-    return {name: value}
-
-
-def tagged(kind: str, value: Any) -> dict[str, Any]:
-    """The parameter of mistral.rs's `grammar`, an object with `type` and `value`."""
-    if kind == "llguidance":
-        raise Unsupported(
-            "grammar: the type 'llguidance' is not supported; use lark or json_schema",
-            param="grammar",
-        )
-    return {kind: parsed(value, "grammar") if kind == "json_schema" else value}
-
-
-def grammar(text: str) -> dict[str, Any]:
-    """The parameter of a grammar in GBNF, which defines rules by `::=`, or else in Lark."""
-    return {"gbnf" if "::=" in text and not text.startswith("%llguidance") else "lark": text}
-
-
-def parsed(value: Any, field: str) -> Any:
-    """A JSON value, parsed if it is a text."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return msgspec.json.decode(value)
-    except (msgspec.DecodeError, RecursionError):
-        name = field.partition(".")[0]
-        raise RequestError(f"{field} is not valid JSON", param=name) from None
-
-
 def take_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of `Sampling` from arguments of Python, a grammar among `processors`.
 
@@ -187,13 +82,31 @@ def take_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
     """
     fields = {name: value for name, value in values.items() if name not in ARGUMENTS}
     given = {name: values[name] for name in ARGUMENTS if values.get(name) is not None}
-    held = fields.get("processors") or {}
-    if len(given) + (GRAMMAR in held) > 1:
+    processors = fields.get("processors") or {}
+    if len(given) + (GRAMMAR in processors) > 1:
         raise UsageError(f"{', '.join(given)}: one grammar at a time constrains an answer")
     for name, value in given.items():
-        parameter = {ARGUMENTS[name]: schema_of(value) if name == "schema" else value}
-        fields["processors"] = {**held, GRAMMAR: {**parameter, "field": name}}
+        constraint = Constraint(constraint_value(name, value), name)
+        fields["processors"] = {**processors, GRAMMAR: grammar_parameter(constraint)}
     return fields
+
+
+def constraint_value(
+    argument: str, value: Any
+) -> JsonSchema | Regex | Choices | Grammar | StructuralTag:
+    """The value of a constraint that an argument of Python states. Raises as `schema_of`."""
+    match argument:
+        case "schema":
+            return JsonSchema(schema_of(value))
+        case "regex":
+            return Regex(value)
+        case "choice":
+            return Choices(value)
+        case "structural_tag":
+            return StructuralTag(value)
+        case "lark" | "gbnf" | "yacc" as notation:
+            return Grammar(notation, value)
+    raise AssertionError(f"{argument} is none of ARGUMENTS")
 
 
 def schema_of(value: Any) -> Any:

@@ -1,9 +1,9 @@
-"""Read and validate the tools of a request, and which of them the model may or must call."""
+"""The tools of a chat: their declarations in the prompt, and which the model may or must call."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,8 @@ from ostro.errors import RequestError
 from ostro.pipelines import ChatRequest, Tool, ToolChoice
 
 MAX_TOOLS = 512
-CHOICES = 'auto, none, required, {"type": "function", ...} or {"type": "allowed_tools", ...}'
+NO_PARAMETERS = {"type": "object", "properties": {}}
+"""The schema of a tool without parameters, as transformers writes it."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
@@ -29,109 +30,70 @@ class CallRules:
     parallel: bool = True
 
 
-def tools_of(request: ChatRequest) -> list[dict[str, Any]] | None:
-    """The tools that the template receives. Raises RequestError as `offered_tools`."""
-    offered_tools(request.tools)
-    return None if request.tool_choice == "none" else request.tools or None
+def shown_tools(request: ChatRequest) -> Sequence[Tool]:
+    """The tools that the prompt declares."""
+    return () if request.tool_choice == "none" else request.tools
 
 
-def tool_name(tool: Mapping[str, Any], where: str) -> str:
-    """The name of a tool. Raises RequestError for a malformed tool."""
-    function = tool.get("function")
-    if tool.get("type") != "function" or not isinstance(function, dict):
-        raise RequestError(f"{where}: only tools of type function are supported", param=where)
-    name = function.get("name")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise RequestError(
-            f"{where}: expected a name of 1..128 letters, digits, '_', '-' or '.'",
-            param=f"{where}.name",
-        )
-    if not isinstance(function.get("parameters") or {}, dict):
-        raise RequestError(f"{where}: parameters is not a JSON schema", param=f"{where}.parameters")
-    if not isinstance(function.get("strict") or False, bool):
-        raise RequestError(f"{where}: strict is not a boolean", param=f"{where}.strict")
-    return name
-
-
-def offered_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[Tool]:
-    """The tools that the model may call.
-
-    Raises RequestError for a malformed one, for two of the same name, and for too many.
-    """
-    tools, offered = tools or (), dict[str, Tool]()
+def check_tools(tools: Sequence[Tool]) -> None:
+    """Raise RequestError for an invalid name, two tools of the same name, and too many tools."""
     if len(tools) > MAX_TOOLS:
         raise RequestError(f"{len(tools)} tools; at most {MAX_TOOLS}", param="tools")
+    names = set[str]()
     for i, tool in enumerate(tools):
-        name, function = tool_name(tool, f"tools[{i}]"), tool["function"]
-        if name in offered:
-            raise RequestError(f"tools[{i}]: duplicate name {name!r}", param="tools")
-        parameters, strict = function.get("parameters") or {}, bool(function.get("strict"))
-        offered[name] = Tool(name, parameters, strict)
-    return [*offered.values()]
+        where = f"tools[{i}]"
+        if not _NAME.fullmatch(tool.name):
+            raise RequestError(
+                f"{where}: expected a name of 1..128 letters, digits, '_', '-' or '.'",
+                param=f"{where}.name",
+            )
+        if tool.name in names:
+            raise RequestError(f"{where}: duplicate name {tool.name!r}", param="tools")
+        names.add(tool.name)
 
 
-def check_needs_tools(tools: Sequence[Any] | None, tool_choice: Any, parallel: bool | None) -> None:
-    """Raise RequestError for a field that constrains calls in a request without tools."""
-    for name, value in (("tool_choice", tool_choice), ("parallel_tool_calls", parallel)):
-        if value is not None and not tools:
-            raise RequestError(f"{name} needs tools", param=name)
+def declarations(tools: Sequence[Tool]) -> list[dict[str, Any]] | None:
+    """The tools in the form that chat templates read, None without any.
 
-
-def call_rules(
-    given: Sequence[Mapping[str, Any]] | None, tool_choice: Any = None, parallel: bool | None = None
-) -> CallRules:
-    """The calls that a request allows. given: its tools; None if the model is shown none.
-
-    Raises RequestError for a malformed tool or `tool_choice`, for names of tools that are not
-    offered, and for constraints of calls without tools.
+    The keys have the order of transformers. Whether the server enforces a schema is not part of it.
     """
-    tools = offered_tools(given)
-    if tool_choice == "none":
+    return [declaration(tool) for tool in tools] or None
+
+
+def declaration(tool: Tool) -> dict[str, Any]:
+    description = {} if tool.description is None else {"description": tool.description}
+    parameters = tool.parameters or NO_PARAMETERS
+    function = {"name": tool.name, **description, "parameters": parameters, **tool.extra}
+    return {"type": "function", "function": function}
+
+
+def call_rules(request: ChatRequest) -> CallRules:
+    """The calls that the answer to a request may have.
+
+    Raises RequestError as `check_tools`, for allowed names that no tool has, and for constraints of
+    calls without tools.
+    """
+    tools, allowed = request.tools, request.allowed_tools
+    check_tools(tools)
+    for name in ("tool_choice", "parallel_tool_calls"):
+        if getattr(request, name) is not None and not tools:
+            raise RequestError(f"{name} needs tools", param=name)
+    if not tools or request.tool_choice == "none":
         return CallRules()
-    check_needs_tools(tools, tool_choice, parallel)
-    if not tools:
-        return CallRules()
-    choice, allowed = read_choice(tool_choice)
-    known = [tool.name for tool in tools]
+    names = {tool.name for tool in tools}
     for name in allowed or ():
-        if name not in known:
+        if name not in names:
             raise RequestError(
                 f"tool_choice: {name!r:.80} is none of the tools", param="tool_choice"
             )
-    field = "tool_choice" if choice != "auto" or allowed is not None else ""
+    must, parallel = request.tool_choice == "required", request.parallel_tool_calls
+    field = "tool_choice" if must or allowed is not None else ""
     if parallel is False:
         field = field or "parallel_tool_calls"
     strict = [f"tools[{i}].strict" for i, tool in enumerate(tools) if tool.strict]
-    field = field or next(iter(strict), "")
-    callable_tools = [tool for tool in tools if allowed is None or tool.name in allowed]
     return CallRules(
-        field=field, tools=callable_tools, choice=choice, parallel=parallel is not False
+        field=field or next(iter(strict), ""),
+        tools=[tool for tool in tools if allowed is None or tool.name in allowed],
+        choice="required" if must else "auto",
+        parallel=parallel is not False,
     )
-
-
-def read_choice(given: Any) -> tuple[ToolChoice, list[str] | None]:
-    """The choice, and the names of the tools that may be called, None for all."""
-    if given in (None, "auto", "none"):
-        return "auto", None
-    if given == "required":
-        return "required", None
-    kind = given.get("type") if isinstance(given, Mapping) else None
-    if kind == "function":
-        names = [function_name(given)]
-        return names, names
-    if kind == "allowed_tools":
-        allowed = given.get("allowed_tools", given)
-        mode = allowed.get("mode") if isinstance(allowed, Mapping) else None
-        tools = allowed.get("tools") if isinstance(allowed, Mapping) else None
-        if mode in ("auto", "required") and isinstance(tools, list) and tools:
-            return mode, [function_name(tool) for tool in tools]
-    raise RequestError(f"tool_choice: expected {CHOICES}", param="tool_choice")
-
-
-def function_name(given: Any) -> str:
-    """The name in a choice of a function: OpenAI's chats nest it, Responses do not."""
-    inner = given.get("function", given) if isinstance(given, Mapping) else None
-    name = inner.get("name") if isinstance(inner, Mapping) else None
-    if not isinstance(name, str):
-        raise RequestError("tool_choice: a function has no name", param="tool_choice")
-    return name

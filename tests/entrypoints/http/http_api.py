@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from ostro.core.messages.target import ModelTarget
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Route
 from ostro.entrypoints.http.app import routes_of
 from ostro.entrypoints.http.http_api import http_api
+from ostro.entrypoints.operations.model_body import ModelBody
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "http-api.md"
@@ -53,7 +53,7 @@ OWN = {
 }
 """The tests of routes, by the start of their paths, the best first."""
 COMMON = "entrypoints/http/test_[amf]*.py entrypoints/http/adapters/*.py"
-"""The tests of the fields of `ModelTarget`, which are the same in all requests."""
+"""The tests of the fields of `ModelBody`, which are the same in all requests."""
 
 
 def all_routes() -> list[Route]:
@@ -97,7 +97,7 @@ def find_test(route: Route, field: str) -> str:
     """The first test of a route's API that names a field; "" if none does."""
     path = route.name.partition(" ")[2]
     own = next((OWN[start] for start in OWN if path.startswith(start)), "")
-    if field in ModelTarget.__struct_fields__:
+    if field in ModelBody.__struct_fields__:
         own = f"{own} {COMMON}"
     known = (name for each in own.split() for name, given in tests(each) if field in given)
     listed = field in getattr(route.request, "unsupported", ())

@@ -19,14 +19,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ostro.core.errors import RequestError, Unsupported, nearest
-from ostro.core.messages.text_requests import CompletionRequest
+from ostro.core.pipeline import parse
+from ostro.entrypoints.api.openai.bodies import CompletionBody
 from ostro.entrypoints.http import body as bodies
 from ostro.entrypoints.http import budget
 from ostro.entrypoints.http.errors import HANDLERS
 from ostro.entrypoints.operations import decoding, json_scanner
 from ostro.entrypoints.operations.decoding import decode, decode_object
 from ostro.entrypoints.operations.service import Service
-from ostro.plugins.pipelines.text.pipeline import size_of_json
+from ostro.plugins.pipelines.text.pipeline import size_of_prompt
 
 
 def keys(number: int, *more: str) -> bytes:
@@ -167,7 +168,7 @@ def test_other_threads_run_while_a_body_is_parsed(kind: str) -> None:
 
     def work() -> None:
         try:
-            decode(data, CompletionRequest)
+            decode(data, CompletionBody)
         except RequestError:
             pass
 
@@ -190,30 +191,30 @@ def test_nearest_of_a_long_name_takes_no_time() -> None:
         ('{"prompt": {}}', "prompt"),
         ('{"prompt": null}', "prompt"),
         ('{"n": 1}', "prompt"),
-        ('{"prompt": "a", "stream_options": {"x": 1}}', "stream_options"),
+        ('{"prompt": "a", "stream_options": {"x": 1}}', "stream_options.x"),
         ('{"prompt": "a", "adapter": {"scale": "x"}}', "adapter.scale"),
         ('[{"prompt": "a"}]', None),
     ],
 )
 def test_errors_of_fields(body: str, param: str | None) -> None:
     with pytest.raises((RequestError, Unsupported)) as caught:
-        decode(body.encode(), CompletionRequest)
+        decode(body.encode(), CompletionBody)
     assert caught.value.param == param
 
 
 def test_an_accepted_body_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoding, "decode_members", None)
     given = r'{"prompt": [1, 2], "t\u006fp_k": 5, "n": null, "adapters": ["a", {"name": "b"}]}'
-    request = decode(given.encode(), CompletionRequest)
+    request = decode(given.encode(), CompletionBody)
     assert (request.prompt, request.top_k, request.n) == ([1, 2], 5, None)
 
 
 def test_the_json_of_a_rejected_body_is_checked() -> None:
     seen: list[Any] = []
-    decode(b'{"prompt": "a"}', CompletionRequest, check=seen.append)
+    decode(b'{"prompt": "a"}', CompletionBody, check=seen.append)
     assert not seen
     with pytest.raises(RequestError):
-        decode(b'{"prompt": 1}', CompletionRequest, check=seen.append)
+        decode(b'{"prompt": 1}', CompletionBody, check=seen.append)
     assert seen == [{"prompt": 1}]
 
 
@@ -221,7 +222,8 @@ def test_the_json_of_a_rejected_body_is_checked() -> None:
     "prompt", ["a" * 9000, ["a" * 9000] * 3, [[1500] * 900] * 3, [1500] * 9000]
 )
 def test_the_size_of_a_prompt_is_about_that_of_its_json(prompt: Any) -> None:
-    assert 0.5 < size_of_json(prompt) / len(json.dumps(prompt)) < 2
+    prompts = parse({"prompt": prompt}, CompletionBody).to_request().prompts
+    assert 0.5 < sum(map(size_of_prompt, prompts)) / len(json.dumps(prompt)) < 2
 
 
 class Exchange:

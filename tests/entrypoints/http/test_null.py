@@ -12,18 +12,6 @@ import pytest
 from msgspec import inspect
 
 from ostro.core.messages.target import AdapterChoice
-from ostro.core.messages.text_requests import (
-    ChatRequest,
-    CompletionRequest,
-    ContentPart,
-    FilePart,
-    FunctionCall,
-    Grammar,
-    Message,
-    NamedSchema,
-    ResponseFormat,
-    StructuredOutputs,
-)
 from ostro.core.pipeline import parse
 from ostro.entrypoints import http, operations
 from ostro.entrypoints.api import openai
@@ -34,6 +22,13 @@ from ostro.entrypoints.api.openai.bodies import (
     PromptCacheOptions,
     StreamOptions,
 )
+from ostro.entrypoints.api.openai.constraints import (
+    Grammar,
+    NamedSchema,
+    ResponseFormat,
+    StructuredOutputs,
+)
+from ostro.entrypoints.api.openai.messages import ContentPart, FilePart, FunctionCall, Message
 from ostro.entrypoints.api.openai.models import ModelListRequest
 from ostro.entrypoints.api.openai.responses import RetrieveRequest
 from ostro.entrypoints.api.openai.speech import VoicesRequest
@@ -73,8 +68,6 @@ from ostro.entrypoints.operations.vectors import (
 )
 
 REQUESTS: dict[type[msgspec.Struct], dict[str, Any]] = {
-    ChatRequest: {"messages": "hi"},
-    CompletionRequest: {"prompt": "hi"},
     ChatBody: {"messages": "hi"},
     CompletionBody: {"prompt": "hi"},
     EmbeddingRequest: {"input": "hi"},
@@ -137,15 +130,13 @@ NESTED: dict[type[msgspec.Struct], dict[str, Any]] = {
 
 
 def request_types() -> set[type[msgspec.Struct]]:
-    """The requests of the operations, of the modules of the routes and of the text pipeline."""
-    from ostro.core.messages import text_requests
-
+    """The requests of the operations and of the modules of the routes."""
     names = [
         f"{package.__name__}.{file.stem}"
         for package in (http, operations, openai, server_api)
         for file in sorted(Path(package.__path__[0]).glob("*.py"))
     ]
-    modules = [text_requests, *(importlib.import_module(name) for name in names)]
+    modules = map(importlib.import_module, names)
     structs = {
         value
         for module in modules

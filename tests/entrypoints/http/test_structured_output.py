@@ -16,13 +16,13 @@ GBNF = 'root ::= "a"'
 LARK = 'start: "a"'
 
 FORMS: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    ({"response_format": {"type": "json_object"}}, {"json_object": True}),
+    ({"response_format": {"type": "json_object"}}, {"json_schema": {"type": "object"}}),
     ({"response_format": {"type": "json_schema", "json_schema": NAMED}}, {"json_schema": SCHEMA}),
     ({"response_format": {"type": "json_object", "schema": SCHEMA}}, {"json_schema": SCHEMA}),
     ({"response_format": {"type": "structural_tag", **TAGS}}, {"structural_tag": TAGS}),
     ({"structured_outputs": {"json": SCHEMA}}, {"json_schema": SCHEMA}),
     ({"structured_outputs": {"json": TEXT}}, {"json_schema": SCHEMA}),
-    ({"structured_outputs": {"json_object": True}}, {"json_object": True}),
+    ({"structured_outputs": {"json_object": True}}, {"json_schema": {"type": "object"}}),
     ({"structured_outputs": {"regex": "a+"}}, {"regex": "a+"}),
     ({"structured_outputs": {"choice": ["a", "b"]}}, {"choice": ["a", "b"]}),
     ({"structured_outputs": {"grammar": LARK}}, {"lark": LARK}),
@@ -77,7 +77,7 @@ def test_other_apis(server: Any) -> None:
     body = {"messages": messages, "format": "json", "stream": False}
     assert server.post("/api/chat", model="echo", **body).status_code == 200
     found = server.echo.seen[-1].sampling.processors
-    assert found == {"grammar": {"json_object": True, "field": "format"}}
+    assert found == {"grammar": {"json_schema": {"type": "object"}, "field": "format"}}
     plain = {"input": "hi", "text": {"format": {"type": "text"}}}
     assert server.post("/v1/responses", model="echo", **plain).status_code == 200
     assert server.echo.seen[-1].sampling.processors == {}

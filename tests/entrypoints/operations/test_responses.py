@@ -14,7 +14,19 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from ostro.core.errors import EngineDied, RequestError, Unsupported
+from ostro.core.media.parts import KINDS, RequestMedium
 from ostro.core.messages.text import ChoiceEnd, Event
+from ostro.core.messages.text_requests import (
+    JSON_OBJECT,
+    ChatRequest,
+    Constraint,
+    FilePart,
+    JsonSchema,
+    Message,
+    TextPart,
+    Tool,
+    ToolCall,
+)
 from ostro.entrypoints.operations.caller import ANYONE
 from ostro.entrypoints.operations.decoding import decode
 from ostro.entrypoints.operations.responses import items
@@ -25,6 +37,7 @@ from ostro.entrypoints.operations.responses.request import (
     ResponseBody,
     chat_request,
     read_response_request,
+    with_own_field,
 )
 from ostro.entrypoints.operations.responses.response import new_response
 from ostro.entrypoints.operations.responses.responses import ResponseRun, Responses
@@ -173,39 +186,51 @@ def test_the_error_of_an_item_names_it(item: Any, param: str) -> None:
     assert caught.value.param == param and param.partition("]")[0] in str(caught.value)
 
 
-def chat_call(id: str, name: str, arguments: str) -> dict[str, Any]:
-    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
 def test_one_turn_of_the_assistant_is_one_message() -> None:
     answer = {"role": "assistant", "content": "I call."}
-    items = items_of({"role": "user", "content": "hi"}, THOUGHT, answer, CALL, OTHER, RESULT)
+    items = items_of({"role": "user", "content": "hi"}, THOUGHT, answer, CALL, OTHER, RESULT, CALL)
+    call = ToolCall(id="c1", name="f", arguments="{}")
     assert chat_messages("Be kind.", items) == [
-        {"role": "system", "content": "Be kind."},
-        {"role": "user", "content": "hi"},
-        {
-            "role": "assistant",
-            "reasoning_content": "hm",
-            "content": "I call.",
-            "tool_calls": [chat_call("c1", "f", "{}"), chat_call("c2", "g", "[]")],
-        },
-        {"role": "tool", "tool_call_id": "c1", "content": "5"},
+        Message(role="system", content="Be kind."),
+        Message(role="user", content="hi"),
+        Message(
+            role="assistant",
+            reasoning="hm",
+            content="I call.",
+            tool_calls=[call, ToolCall(id="c2", name="g", arguments="[]")],
+        ),
+        Message(role="tool", tool_call_id="c1", content="5"),
+        Message(role="assistant", tool_calls=[call]),
     ]
 
 
 def test_another_turn_of_the_assistant_is_another_message() -> None:
     answer = {"role": "assistant", "content": "a"}
-    refusal = {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}
-    assert chat_messages(None, items_of(answer, answer, THOUGHT, refusal, CALL)) == [
-        {"role": "assistant", "content": "a"},
-        {"role": "assistant", "content": "a"},
-        {
-            "role": "assistant",
-            "reasoning_content": "hm",
-            "refusal": "no",
-            "tool_calls": [chat_call("c1", "f", "{}")],
-        },
+    assert chat_messages(None, items_of(answer, answer, THOUGHT, refusal("no"), CALL, answer)) == [
+        Message(role="assistant", content="a"),
+        Message(role="assistant", content="a"),
+        Message(
+            role="assistant",
+            reasoning="hm",
+            content="no",
+            tool_calls=[ToolCall(id="c1", name="f", arguments="{}")],
+        ),
+        Message(role="assistant", content="a"),
     ]
+
+
+def refusal(text: str, *parts: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "assistant", "content": [*parts, {"type": "refusal", "refusal": text}]}
+
+
+def test_an_answer_has_text_or_a_refusal() -> None:
+    empty, text = ({"type": "output_text", "text": text} for text in ("", "a"))
+    assert chat_messages(None, items_of(refusal("no", empty))) == [
+        Message(role="assistant", content="no")
+    ]
+    with pytest.raises(RequestError, match="input: refusal excludes content") as caught:
+        chat_messages(None, items_of(refusal("no", text)))
+    assert caught.value.param == "input"
 
 
 def test_media_become_parts() -> None:
@@ -216,12 +241,11 @@ def test_media_become_parts() -> None:
         {"type": "input_file", "file_data": "data:text/plain;base64,AA", "filename": "a.txt"},
     ]
     (message,) = chat_messages(None, items_of({"role": "user", "content": parts}))
-    url = {"url": "data:image/png;base64,AA", "detail": "low"}
-    assert message["content"] == [
-        {"type": "text", "text": "look"},
-        {"type": "image_url", "image_url": url},
-        {"type": "file", "file": {"file_id": "file-1"}},
-        {"type": "file", "file": {"file_data": "data:text/plain;base64,AA", "filename": "a.txt"}},
+    assert message.content == [
+        TextPart("look"),
+        RequestMedium(KINDS[0], "data:image/png;base64,AA"),
+        FilePart(file_id="file-1"),
+        FilePart(file_data="data:text/plain;base64,AA", filename="a.txt"),
     ]
 
 
@@ -252,11 +276,54 @@ def test_schemas_stay_text_until_a_chat_needs_them() -> None:
     assert response["tools"][1]["parameters"] is None
     assert response["text"]["format"]["schema"] == msgspec.json.decode(schema)
     chat = asyncio.run(chat_request(request, items_of({"role": "user", "content": "x"})))
-    assert chat.tools is not None
-    first, second = (tool["function"] for tool in chat.tools)
-    assert first["parameters"] == msgspec.json.decode(schema) and "parameters" not in second
-    assert chat.logits_processors is not None
-    assert chat.logits_processors["grammar"]["json_schema"] == msgspec.json.decode(schema)
+    schema_object = msgspec.json.decode(schema)
+    assert chat.tools == [Tool("f", schema_object), Tool("g")]
+    assert chat.constraint == Constraint(JsonSchema(schema_object), "text.format")
+
+
+def chat_of(**fields: Any) -> ChatRequest:
+    body = msgspec.json.encode({"input": "x", **fields})
+    request = read_response_request(decode(body, ResponseBody))
+    return asyncio.run(chat_request(request, []))
+
+
+F: dict[str, Any] = {"type": "function", "name": "f"}
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        (None, (None, None)),
+        ("auto", ("auto", None)),
+        ("none", ("none", None)),
+        ("required", ("required", None)),
+        (F, ("required", ["f"])),
+        ({"type": "allowed_tools", "mode": "auto", "tools": [F]}, ("auto", ["f"])),
+        ({"type": "allowed_tools", "mode": "required", "tools": [F]}, ("required", ["f"])),
+    ],
+)
+def test_the_choice_of_tools(choice: Any, expected: tuple[str | None, list[str] | None]) -> None:
+    tool = {**F, "description": "Does it.", "strict": True}
+    chat = chat_of(tools=[tool], tool_choice=choice, parallel_tool_calls=False)
+    assert chat.tools == [Tool("f", strict=True, description="Does it.")]
+    assert (chat.tool_choice, chat.allowed_tools) == expected and chat.parallel_tool_calls is False
+    without = chat_of(tool_choice=choice, parallel_tool_calls=False)
+    kept = (None, None) if choice in ("auto", "none") else expected
+    assert (without.tool_choice, without.allowed_tools) == kept
+    assert without.tools == [] and without.parallel_tool_calls is None
+
+
+def test_allowed_tools_are_some() -> None:
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": []}
+    with pytest.raises(RequestError, match="tool_choice: expected auto, none, required") as caught:
+        chat_of(tools=[F], tool_choice=choice)
+    assert caught.value.param == "tool_choice"
+
+
+def test_the_format_of_the_text() -> None:
+    assert chat_of(text={"format": {"type": "text"}}).constraint is None
+    any_object = chat_of(text={"format": {"type": "json_object"}}).constraint
+    assert any_object == Constraint(JSON_OBJECT, "text.format")
 
 
 @pytest.mark.parametrize(
@@ -274,8 +341,21 @@ def test_schemas_stay_text_until_a_chat_needs_them() -> None:
     ],
 )
 def test_a_schema_is_an_object(fields: dict[str, Any], param: str) -> None:
-    body = msgspec.json.encode({"input": "x", **fields})
-    request = read_response_request(decode(body, ResponseBody))
     with pytest.raises(RequestError, match="expected an object") as caught:
-        asyncio.run(chat_request(request, []))
+        chat_of(**fields)
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("message", "param", "expected"),
+    [
+        ("messages[2].content is missing", "messages[2].content", ("input is missing", "input")),
+        ("thinking_budget: x", "thinking_budget", ("reasoning.effort: x", "reasoning.effort")),
+        ("tools[1]: x", "tools[1].name", ("tools[1]: x", "tools[1].name")),
+    ],
+)
+def test_an_error_names_the_field_of_the_response(
+    message: str, param: str, expected: tuple[str, str]
+) -> None:
+    error = with_own_field(RequestError(message, param=param))
+    assert (str(error), error.param) == expected

@@ -17,9 +17,9 @@ from ostro.core.errors import (
     TemplateError,
     Unsupported,
 )
+from ostro.core.media.parts import RequestMedium
 from ostro.core.messages.commands import ModelInfo
-from ostro.core.messages.text_requests import ChatRequest
-from ostro.core.pipeline import parse
+from ostro.core.messages.text_requests import ChatRequest, Message, Tool
 from ostro.core.tokenizer import load_tokenizer
 from ostro.entrypoints.operations.operations import Operations
 from ostro.entrypoints.operations.service import Service
@@ -52,8 +52,8 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 def chat(text: str, **more: Any) -> ChatRequest:
-    fields = {"model": "echo", "messages": [{"role": "user", "content": text}], **more}
-    return parse(fields, ChatRequest)
+    fields = {"model": "echo", "messages": [Message(role="user", content=text)], **more}
+    return ChatRequest(**fields)
 
 
 def test_a_conversation_is_rendered_and_counted(operations: Operations) -> None:
@@ -65,8 +65,7 @@ def test_a_conversation_is_rendered_and_counted(operations: Operations) -> None:
     assert found.tokens[0] == START_ID and END_ID in found.tokens
     assert run(operations.detokenize(DetokenizeRequest(tokens=found.tokens))) == prompt
     assert run(operations.count(request)) == len(found.tokens) == 22
-    tool = {"type": "function", "function": {"name": "look"}}
-    longer = chat("hé", tools=[tool], add_generation_prompt=False)
+    longer = chat("hé", tools=[Tool("look")], add_generation_prompt=False)
     assert '"name": "look"' in run(operations.render(longer))
     assert not run(operations.render(longer)).endswith("assistant\n")
 
@@ -113,8 +112,8 @@ def test_a_model_without_a_template(operations: Operations) -> None:
 
 
 def test_media_are_refused_by_a_text_model(operations: Operations) -> None:
-    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-    request = chat("", messages=[{"role": "user", "content": [image]}])
+    image = RequestMedium("image", "data:image/png;base64,AAAA")
+    request = chat("", messages=[Message(role="user", content=[image])])
     for work in (operations.render(request), operations.count(request)):
         with pytest.raises(Unsupported, match="accepts text only, not image"):
             run(work)

@@ -14,6 +14,7 @@ from echo.engine import EchoEngine
 from echo.model import END, END_ID, START, START_ID, make_model, served_echo
 from echo.thread import ThreadEngine
 
+from ostro.core.chat import ChatTemplate
 from ostro.core.errors import ContextLengthExceeded, RequestError, TemplateError, Unsupported
 from ostro.core.messages.outputs import TokenLogprobs, TokenOutput
 from ostro.core.messages.requests import Sampling, TokenRequest
@@ -26,12 +27,14 @@ from ostro.core.plugins.manager import PluginManager
 from ostro.core.tokenizer import Tokenizer, load_tokenizer
 from ostro.core.tokenizer.stop import Stop
 from ostro.entrypoints.api.openai.bodies import ChatBody, CompletionBody
+from ostro.entrypoints.api.openai.messages import Message as BodyMessage
 from ostro.entrypoints.operations.text import ChoiceBuilder
 from ostro.entrypoints.operations.text import CompletionChoice as Joined
 from ostro.plugins.pipelines.text.choice import ChoiceState
 from ostro.plugins.pipelines.text.conversation import read_conversation
 from ostro.plugins.pipelines.text.pipeline import Text
-from ostro.plugins.pipelines.text.sampling import bias_of, check_length
+from ostro.plugins.pipelines.text.prepare import Preparer
+from ostro.plugins.pipelines.text.sampling import check_length
 
 
 @pytest.fixture(scope="module")
@@ -58,11 +61,12 @@ def with_text(
 
 
 def completion(prompt: Any = "hello", **fields: Any) -> CompletionRequest:
-    return parse({"prompt": prompt, **fields}, CompletionRequest)
+    return parse({"prompt": prompt, **fields}, CompletionBody).to_request()
 
 
 def chat(**fields: Any) -> ChatRequest:
-    return parse({"messages": [{"role": "user", "content": "hi"}], **fields}, ChatRequest)
+    given = {"messages": [{"role": "user", "content": "hi"}], **fields}
+    return parse(given, ChatBody).to_request()
 
 
 def test_it_is_the_text_pipeline() -> None:
@@ -436,10 +440,27 @@ def test_more_messages_than_tokens_are_refused_before_they_are_read() -> None:
 
 @pytest.mark.parametrize("key", ["a", "-1", "1.0", "", "\u0663", "\u00b2", "1" * 12])
 def test_keys_of_a_logit_bias_are_token_ids(key: str) -> None:
-    assert bias_of(completion(logit_bias={"7": 1.5, "07": 2.0})) == {7: 2.0}
+    assert completion(logit_bias={"7": 1.5, "07": 2.0}).logit_bias == {7: 2.0}
     with pytest.raises(RequestError, match="is not a token id") as raised:
-        bias_of(completion(logit_bias={key: 1.0}))
+        completion(logit_bias={key: 1.0})
     assert raised.value.param == "logit_bias"
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content", "thinking"])
+@pytest.mark.parametrize("given", ["reasoning", "reasoning_content"])
+def test_a_template_gets_reasoning_by_the_name_that_it_reads(
+    tokenizer: Tokenizer, given: str, name: str
+) -> None:
+    """Solar Open's template reads `reasoning`, that of gpt-oss `thinking`."""
+    source = (
+        "{% for message in messages %}{% if message.NAME %}{{ message.NAME }}{% endif %}"
+        "{{ message.content }}{% endfor %}"
+    )
+    template = ChatTemplate(source.replace("NAME", name), tokens={})
+    user = {"role": "user", "content": "."}
+    answer = {"role": "assistant", "content": "b", given: "a"}
+    request = chat(messages=[user, answer, user])
+    assert Preparer(served_echo(tokenizer, template=template)).render_chat(request) == ".ab."
 
 
 def test_parse_takes_what_clients_send() -> None:
@@ -454,7 +475,7 @@ def test_parse_takes_what_clients_send() -> None:
         },
         ChatBody,
     )
-    assert request.messages == [Message(role="assistant")] and request.temperature == 1.0
+    assert request.messages == [BodyMessage(role="assistant")] and request.temperature == 1.0
 
 
 def test_nothing_heavy_is_imported() -> None:

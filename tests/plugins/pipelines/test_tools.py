@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,6 +20,7 @@ from ostro.core.pipeline import ServedModel, parse
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Parser, Settings
 from ostro.core.tokenizer import load_tokenizer
+from ostro.entrypoints.api.openai.bodies import ChatBody
 from ostro.plugins.pipelines.text.parsing import OutputFormat
 from ostro.plugins.pipelines.text.prepare import Preparer
 from ostro.plugins.pipelines.text.tools import CallRules
@@ -54,7 +56,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
 
 def chat(**fields: Any) -> ChatRequest:
     given = {"messages": [{"role": "user", "content": "hi"}], "tools": TOOLS, **fields}
-    return parse({name: x for name, x in given.items() if x is not None}, ChatRequest)
+    return parse({name: x for name, x in given.items() if x is not None}, ChatBody).to_request()
 
 
 def processors(model: ServedModel, **fields: Any) -> dict[str, Any]:
@@ -151,7 +153,7 @@ JSON: dict[str, Any] = {"response_format": {"type": "json_object"}}
 def test_a_constrained_text_or_a_call(model: ServedModel) -> None:
     """Agents send tools and the form of the final answer in one request."""
     found = grammar(model, **JSON)
-    assert found is not None and found["json_object"] is True
+    assert found is not None and found["json_schema"] == {"type": "object"}
     assert re.search(r"\(\s*@answer\s*\|", found["outer"])
     assert all(f'\\"{name}\\"' in found["outer"] for name in ("look", "think"))
     for fields in ({"tools": None}, {"tool_choice": "none"}):
@@ -264,20 +266,25 @@ def with_settings(model: ServedModel, **settings: str) -> ServedModel:
     return replace(model, settings=Settings(**settings))
 
 
+def format_of(model: ServedModel, template: str | None = None) -> OutputFormat | None:
+    """The format of the outputs of a chat."""
+    return Preparer(model).understand(chat(tools=None), template).format
+
+
 def test_settings_select_the_parser(model: ServedModel) -> None:
-    form = Preparer(model).format_for(None)
+    form = format_of(model)
     assert form is not None and form.kind.__name__ == "HermesParser"
-    named = Preparer(with_settings(model, tool_parser="llama3")).format_for(None)
+    named = format_of(with_settings(model, tool_parser="llama3"))
     assert named is not None and named.kind.__name__ == "Llama3Parser"
-    mixed = Preparer(with_settings(model, reasoning_parser="mistral")).format_for(None)
+    mixed = format_of(with_settings(model, reasoning_parser="mistral"))
     assert mixed is not None and mixed.kind.reasoning == ("[THINK]", "[/THINK]")
     assert mixed.kind.__name__ == "HermesParser"
-    silent = Preparer(with_settings(model, reasoning_parser="none")).format_for(None)
+    silent = format_of(with_settings(model, reasoning_parser="none"))
     assert silent is not None and silent.kind.reasoning is None and silent.calls
-    only = Preparer(with_settings(model, tool_parser="none")).format_for(None)
+    only = format_of(with_settings(model, tool_parser="none"))
     assert only is not None and not only.calls
     neither = with_settings(model, tool_parser="none", reasoning_parser="none")
-    assert Preparer(neither).format_for(None) is None
+    assert format_of(neither) is None
     with pytest.raises(Unsupported, match="--tool-parser none"):
         grammar(with_settings(model, tool_parser="none"), tool_choice="required")
 
@@ -294,7 +301,7 @@ def test_two_parsers_of_a_template_are_refused(model: ServedModel) -> None:
     with pytest.raises(UsageError, match="matches the parsers hermes, mine; set --tool-parser"):
         Preparer(replace(model, parsers=parsers))
     chosen = with_settings(replace(model, parsers=parsers), tool_parser="hermes")
-    assert Preparer(chosen).format_for(None)
+    assert format_of(chosen)
 
 
 @pytest.mark.parametrize(
@@ -320,11 +327,11 @@ def test_an_effort_that_a_template_does_not_know_is_refused(model: ServedModel) 
 
 def test_the_template_of_an_adapter_selects_its_parser(model: ServedModel) -> None:
     preparer = Preparer(model)
-    own = preparer.format_for("{{ messages[0].content }}[TOOL_CALLS][ARGS]")
+    own = format_of(model, "{{ messages[0].content }}[TOOL_CALLS][ARGS]")
     assert own is not None and own.kind.__name__ == "MistralNamedParser"
-    parser = preparer.new_parser([65], tools=TOOLS, template="[TOOL_CALLS][ARGS]")
+    parser = preparer.new_parser([65], chat(), template="[TOOL_CALLS][ARGS]")
     assert parser is not None and cast(Any, parser()).kind.__name__ == "MistralNamedParser"
-    default = preparer.new_parser([65], tools=TOOLS)
+    default = preparer.new_parser([65], chat())
     assert default is not None and cast(Any, default()).kind.__name__ == "HermesParser"
 
 
@@ -338,14 +345,53 @@ def test_the_template_named_tool_use_renders_tools_and_selects_their_parser(
     assert preparer.render_chat(chat(tool_choice="none")) == "plain"
     request = chat(chat_template_kwargs={"effort": "!"})
     assert preparer.render_chat(request) == "tools [TOOL_CALLS][ARGS]!"
-    ids = preparer.encode_chat([{"role": "user", "content": "hi"}], tools=TOOLS)
+    ids = preparer.encode_chat([{"role": "user", "content": "hi"}], chat())
     assert preparer.tokenizer.decode(ids) == "tools [TOOL_CALLS][ARGS]"
     for tools, name in ((TOOLS, "MistralNamedParser"), (None, "FallbackParser")):
-        parser = preparer.new_parser([65], tools=tools)
+        parser = preparer.new_parser([65], chat(tools=tools))
         assert parser is not None and cast(Any, parser()).kind.__name__ == name
     alone = Preparer(replace(model, template=ChatTemplate("plain", tokens={})))
     with pytest.raises(Unsupported, match="does not read them"):
-        alone.encode_chat([{"role": "user", "content": "hi"}], tools=TOOLS)
+        alone.encode_chat([{"role": "user", "content": "hi"}], chat())
+
+
+PARAMETERS = {"type": "object", "$defs": {}, "properties": {"b": {"default": None}, "a": {}}}
+NONE = {"type": "object", "properties": {}}
+DECLARATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "all keys": (
+        {
+            "z": 1,
+            "strict": True,
+            "parameters": PARAMETERS,
+            "a": {"c": 2},
+            "null": None,
+            "description": "d",
+            "name": "f",
+        },
+        {"name": "f", "description": "d", "parameters": PARAMETERS, "z": 1, "a": {"c": 2}},
+    ),
+    "a name": ({"name": "f"}, {"name": "f", "parameters": NONE}),
+    "nulls": (
+        {"name": "f", "description": None, "parameters": None, "strict": None},
+        {"name": "f", "parameters": NONE},
+    ),
+    "empty": (
+        {"name": "f", "description": "", "parameters": {}, "strict": False},
+        {"name": "f", "description": "", "parameters": NONE},
+    ),
+}
+"""Functions of requests, and of prompts."""
+
+
+@pytest.mark.parametrize(("given", "written"), DECLARATIONS.values(), ids=DECLARATIONS.keys())
+def test_declarations_of_tools_in_the_prompt(
+    model: ServedModel, given: dict[str, Any], written: dict[str, Any]
+) -> None:
+    """Name, description, parameters, and then further keys; `strict` is not for the model."""
+    plain = replace(model, template=ChatTemplate("{{ tools | tojson }}", tokens={}))
+    tool = {"function": given, "strict": True, "type": "function", "cache_control": {}}
+    text = Preparer(plain).render_chat(chat(tools=[tool]))
+    assert text == json.dumps([{"type": "function", "function": written}])
 
 
 @pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}, {"content": []}])

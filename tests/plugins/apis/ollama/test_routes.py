@@ -19,13 +19,15 @@ from ostro.pipelines import (
     ChoiceEnd,
     Event,
     Reasoning,
+    RequestMedium,
     Text,
+    TextPart,
     ToolCallArguments,
     ToolCallStart,
     fetch_all,
 )
 from ostro.plugins.apis.ollama.answers import Clock, chat_form, generate_form, lines, whole
-from ostro.plugins.apis.ollama.conversion import converted
+from ostro.plugins.apis.ollama.conversion import chat_messages
 from ostro.plugins.apis.ollama.schema import OllamaFunction, OllamaMessage, OllamaToolCall
 
 CHAT, GENERATE = "/api/chat", "/api/generate"
@@ -111,10 +113,10 @@ def test_bad_messages(server: Running, messages: list[Any], message: str) -> Non
 
 
 def test_images_precede_the_text() -> None:
-    (found,) = converted([OllamaMessage(role="user", content="what?", images=["aGk="])])
-    image, text = found["content"]
-    assert fetch_all([image["image_url"]["url"]]) == [b"hi"]
-    assert text == {"type": "text", "text": "what?"}
+    address = "data:application/octet-stream;base64,aGk="
+    (message,) = chat_messages([OllamaMessage(role="user", content="what?", images=["aGk="])])
+    assert message.content == [RequestMedium("image", address), TextPart("what?")]
+    assert fetch_all([address]) == [b"hi"]
 
 
 def test_results_belong_to_their_calls() -> None:
@@ -125,11 +127,12 @@ def test_results_belong_to_their_calls() -> None:
         OllamaMessage(role="tool", content="2"),
         OllamaMessage(role="tool", content="3", tool_call_id="call_0_2"),
     ]
-    assistant, *results = converted(given)
-    assert [each["id"] for each in assistant["tool_calls"]] == ["call_0_0", "call_0_1", "call_0_2"]
-    assert [each["tool_call_id"] for each in results] == ["call_0_1", "call_0_0", "call_0_2"]
+    assistant, *results = chat_messages(given)
+    assert [call.id for call in assistant.tool_calls] == ["call_0_0", "call_0_1", "call_0_2"]
+    assert [result.tool_call_id for result in results] == ["call_0_1", "call_0_0", "call_0_2"]
+    assert [result.name for result in results] == ["b", "a", "a"]
     with pytest.raises(RequestError, match=r"messages\[4\]: no message before it has a tool call"):
-        converted([*given, OllamaMessage(role="tool", content="4", tool_name="a")])
+        chat_messages([*given, OllamaMessage(role="tool", content="4", tool_name="a")])
 
 
 def test_bad_bodies(server: Running) -> None:

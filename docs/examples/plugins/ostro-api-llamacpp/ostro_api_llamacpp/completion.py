@@ -7,17 +7,14 @@ are not listed here are errors.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from ostro import Route
 from ostro.http import DATA_EVENTS, Caller, Generation, Operations
-from ostro.pipelines import ChoiceEnd, CompletionRequest, Text, parse_request
-
-NAMES = {"n_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
-"""Names of fields in ostro, as far as they differ."""
+from ostro.pipelines import ChoiceEnd, CompletionRequest, Text
 
 
 class LlamaCppRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -58,7 +55,20 @@ async def complete(
     operations: Operations, caller: Caller, body: LlamaCppRequest
 ) -> LlamaCppCompletion | AsyncGenerator[LlamaCppCompletion, None]:
     """Continue a prompt."""
-    request = parse_request(fields_of(body), CompletionRequest)
+    request = CompletionRequest(
+        prompts=[body.prompt],
+        max_tokens=None if body.n_predict == -1 else body.n_predict,
+        temperature=body.temperature,
+        top_k=body.top_k,
+        top_p=body.top_p,
+        min_p=body.min_p,
+        repetition_penalty=body.repeat_penalty,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        seed=body.seed,
+        stop=body.stop or (),
+        ignore_eos=body.ignore_eos,
+    )
     generation = await operations.complete(request, caller)
     if body.stream:
         return stream(generation)
@@ -67,19 +77,7 @@ async def complete(
     return completion(choice.text, end, generation)
 
 
-def fields_of(body: LlamaCppRequest) -> dict[str, Any]:
-    """Return the fields of a request with the names of ostro."""
-    fields = msgspec.structs.asdict(body)
-    if body.n_predict == -1:
-        del fields["n_predict"]
-    for name in ("cache_prompt", "stream"):
-        del fields[name]
-    return {NAMES.get(name, name): value for name, value in fields.items()}
-
-
-async def stream(
-    generation: Generation,
-) -> AsyncGenerator[LlamaCppCompletion, None]:
+async def stream(generation: Generation) -> AsyncGenerator[LlamaCppCompletion, None]:
     """Yield the pieces of a text, and its end."""
     try:
         async for event in generation:

@@ -1,0 +1,68 @@
+"""The tools of OpenAI's chats, and which of them the model may or must call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from ostro.core.errors import RequestError
+from ostro.core.messages.text_requests import Tool
+
+CHOICES = 'auto, none, required, {"type": "function", ...} or {"type": "allowed_tools", ...}'
+KEYS = frozenset({"name", "description", "parameters", "strict"})
+"""Keys of a function that fields of `Tool` stand for."""
+
+
+class ToolChoice(NamedTuple):
+    """The fields of a `ChatRequest` that a choice stands for."""
+
+    mode: Literal["auto", "none", "required"] | None = None
+    allowed: Sequence[str] | None = None
+
+
+def read_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[Tool]:
+    """Return tools of the type function. Raises RequestError for a malformed one."""
+    return [read_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools or ())]
+
+
+def read_tool(tool: Mapping[str, Any], where: str) -> Tool:
+    function = tool.get("function")
+    if tool.get("type") != "function" or not isinstance(function, dict):
+        raise RequestError(f"{where}: only tools of type function are supported", param=where)
+    parameters, description = function.get("parameters") or {}, function.get("description")
+    name, strict = function.get("name"), function.get("strict") or False
+    if not isinstance(parameters, dict):
+        raise RequestError(f"{where}: parameters is not a JSON schema", param=f"{where}.parameters")
+    if not isinstance(strict, bool):
+        raise RequestError(f"{where}: strict is not a boolean", param=f"{where}.strict")
+    if not isinstance(description, str | None):
+        raise RequestError(f"{where}: description is not a text", param=f"{where}.description")
+    extra = {key: value for key, value in function.items() if key not in KEYS}
+    # The pipeline refuses an empty name, as all others that are none.
+    return Tool(name if isinstance(name, str) else "", parameters, strict, description, extra)
+
+
+def read_choice(choice: str | Mapping[str, Any] | None) -> ToolChoice:
+    """Return the choice of a request. Raises RequestError for a malformed one."""
+    match choice:
+        case None:
+            return ToolChoice()
+        case "auto" | "none" | "required":
+            return ToolChoice(choice)
+        case {"type": "function"}:
+            return ToolChoice("required", [function_name(choice)])
+        case {"type": "allowed_tools", **rest}:
+            match rest.get("allowed_tools", rest):
+                case {"mode": "auto" | "required" as mode, "tools": [_, *_] as tools}:
+                    return ToolChoice(mode, [function_name(tool) for tool in tools])
+    raise RequestError(f"tool_choice: expected {CHOICES}", param="tool_choice")
+
+
+def function_name(choice: Any) -> str:
+    """Return the name in a choice of a function: chats nest it, Responses do not."""
+    match choice:
+        case {"function": {"name": str(name)}}:
+            return name
+        case {"name": str(name)} if "function" not in choice:
+            return name
+    raise RequestError("tool_choice: a function has no name", param="tool_choice")
