@@ -24,15 +24,18 @@ class Runner(JobRunner):
     def __init__(self, state: State) -> None:
         super().__init__(state, poll=1000.0)
         self.worked: list[tuple[str, str]] = []
-        self.lists = 0
+        self.lists, self.resumed = 0, asyncio.Event()
+        self.resumed.set()
 
     async def work(self, owner: str, id: str) -> None:
+        await self.resumed.wait()
         self.worked.append((owner, id))
         await self.state.delete(owner, KIND, id)
 
     async def waiting(self) -> dict[str, deque[str]]:
+        ids = await super().waiting()
         self.lists += 1
-        return await super().waiting()
+        return ids
 
 
 async def add(state: State, owner: str, count: int) -> list[str]:
@@ -52,8 +55,12 @@ def test_the_end_of_a_job_does_not_list_all_jobs() -> None:
         running = asyncio.create_task(runner.run())
         while len(runner.worked) < 100:
             await asyncio.sleep(0)
+        runner.resumed.clear()  # until the list, which a slow machine makes late
         bob = await add(state, "bob", 1)  # is announced: it does not wait for those of ann
         runner.notify()
+        while runner.lists < 2:
+            await asyncio.sleep(0.001)
+        runner.resumed.set()
         while len(runner.worked) < 301:
             await asyncio.sleep(0)
         assert runner.lists == 2
