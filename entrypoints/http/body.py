@@ -21,7 +21,7 @@ from ostro.entrypoints.http.context import operations_of
 from ostro.entrypoints.http.errors import CLOSE
 from ostro.entrypoints.operations.decoding import (
     MAX_BYTES,
-    decode,
+    decode_aside,
     decode_object,
     json_aside,
     max_bytes,
@@ -45,7 +45,7 @@ async def read_request(request: Request, kind: type[R], body: RequestBody = DEFA
     """
     limit = max_bytes(operations_of(request).service, body)
     data = await read_data(request, limit, body.any_type)
-    return await json_aside(len(data), partial(decode, data, kind, check=body.check))
+    return await decode_aside(data, kind, body.check)
 
 
 async def read_json(

@@ -6,8 +6,9 @@ import asyncio
 import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import lru_cache, partial
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
@@ -28,8 +29,8 @@ PROMPT_FACTOR = 8
 """Factor between the largest and the typical text of a prompt: JSON escapes, white space."""
 SMALL = 64 << 10
 """Bytes of JSON that are decoded or encoded on the event loop; more are, in a thread."""
-ITEM_BYTES = 256
-"""Bytes of JSON that take as long to decode as an item, a message for example, to convert."""
+BODY_BYTES = ContextVar[int]("BODY_BYTES", default=0)
+"""The size of the JSON body that is handled."""
 DECODER = FairThreads(1, "json")
 """The thread that decodes and encodes large JSON, of its owners in turn. It holds the GIL for most
 of the time: a second one would do no more, and delay other requests twice as long.
@@ -39,6 +40,7 @@ OBJECT = msgspec.json.Decoder(dict[str, Any])
 NULL = msgspec.Raw(b"null")
 R = TypeVar("R", bound=msgspec.Struct)
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 def max_bytes(service: Service, body: RequestBody) -> int:
@@ -61,6 +63,24 @@ async def json_aside(size: int, work: Callable[[], T]) -> T:
     if size <= SMALL:
         return work()
     return await asyncio.wrap_future(DECODER.submit(OWNER.get(), partial(uncollected, work)))
+
+
+async def decode_aside(
+    data: bytes | bytearray,
+    kind: type[R],
+    check: Callable[[Mapping[str, Any]], None] | None = None,
+) -> R:
+    """Return the request in the body that is handled. Raises as `decode`."""
+    BODY_BYTES.set(len(data))
+    return await json_aside(len(data), partial(decode, data, kind, check=check))
+
+
+async def convert_aside(convert: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Return `convert(*args, **kwargs)`, which converts the body that is handled.
+
+    In a thread if the body is large, since it may have a million items.
+    """
+    return await json_aside(BODY_BYTES.get(), partial(convert, *args, **kwargs))
 
 
 def uncollected(work: Callable[[], T]) -> T:

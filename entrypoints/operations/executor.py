@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from functools import partial
 from typing import Any, cast
 
 import msgspec
@@ -17,7 +16,7 @@ from ostro.core.store import new_id
 from ostro.entrypoints.operations.admission import claim
 from ostro.entrypoints.operations.batch_runner import Busy, Execute
 from ostro.entrypoints.operations.caller import Caller, Forbidden
-from ostro.entrypoints.operations.decoding import decode, json_aside, max_bytes
+from ostro.entrypoints.operations.decoding import decode_aside, max_bytes
 from ostro.entrypoints.operations.errors import (
     BUSY,
     ErrorBody,
@@ -134,7 +133,7 @@ async def read(route: Route, data: bytes, operations: Operations) -> Any:
         raise RequestTooLarge(f"the body exceeds {limit} bytes")
     if kind is None:
         return None
-    return await json_aside(len(data), partial(decode, data, kind, check=options.check))
+    return await decode_aside(data, kind, options.check)
 
 
 def failure(route: Route | None, status: int, content: ErrorBody) -> tuple[int, bytes]:

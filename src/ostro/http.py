@@ -10,7 +10,6 @@ Starlette in its place (`read_form`, `read_request`, `respond`, `EventStream`).
 
 from __future__ import annotations
 
-from ostro.core.messages.text_requests import ToolCall
 from ostro.core.records import Content, EventFormat, Handler, RequestBody
 from ostro.entrypoints.api.openai.bodies import ChatBody, CompletionBody
 from ostro.entrypoints.api.openai.tools import read_tools
@@ -23,6 +22,7 @@ from ostro.entrypoints.http.stream import EventStream, unless_disconnected
 from ostro.entrypoints.operations.batch_lines import LineResult as BatchResult
 from ostro.entrypoints.operations.batches import Batch
 from ostro.entrypoints.operations.caller import Caller, Forbidden
+from ostro.entrypoints.operations.decoding import convert_aside
 from ostro.entrypoints.operations.errors import ErrorForm, error_content_of
 from ostro.entrypoints.operations.event_formats import (
     DATA_EVENTS,
@@ -94,9 +94,9 @@ __all__ = [
     "Scores",
     "TokenizeRequest",
     "Tokens",
-    "ToolCall",
     "base_url",
     "caller_of",
+    "convert_aside",
     "error_content_of",
     "operations_of",
     "parse_query",

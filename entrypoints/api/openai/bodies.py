@@ -25,7 +25,6 @@ from ostro.entrypoints.api.openai.constraints import (
 )
 from ostro.entrypoints.api.openai.messages import Message, read_messages
 from ostro.entrypoints.api.openai.tools import read_choice, read_tools
-from ostro.entrypoints.operations.decoding import ITEM_BYTES, json_aside
 from ostro.entrypoints.operations.metadata import Metadata
 from ostro.entrypoints.operations.model_body import ModelBody
 
@@ -109,7 +108,6 @@ class TextBody(ModelBody, kw_only=True):
 
     def text_fields(self) -> dict[str, Any]:
         """Return the fields of a `TextRequest` with these values. Raises RequestError."""
-        processors = self.logits_processors or self.processors or {}
         if self.processors is not None and self.logits_processors is not None:
             raise RequestError(
                 "processors is the older name of logits_processors; use logits_processors alone",
@@ -120,8 +118,8 @@ class TextBody(ModelBody, kw_only=True):
             "stop": [self.stop] if isinstance(self.stop, str) else self.stop or (),
             "stop_token_ids": self.stop_token_ids or (),
             "logit_bias": read_bias(self.logit_bias or {}),
-            "logits_processors": processors,
-            "constraint": constraint_of(self, "grammar" in processors),
+            "logits_processors": self.logits_processors or self.processors or {},
+            "constraint": constraint_of(self),
         }
 
 
@@ -218,14 +216,6 @@ class ChatBody(TextBody, kw_only=True):
             continue_final_message=self.continue_final_message,
         )
 
-    async def to_request_aside(self) -> ChatRequest:
-        """Return `to_request()`, from a thread for many messages and parts."""
-        messages = self.messages if isinstance(self.messages, list) else []
-        parts = sum(
-            len(message.content) for message in messages if isinstance(message.content, list)
-        )
-        return await json_aside(ITEM_BYTES * (len(messages) + parts), self.to_request)
-
 
 class CompletionBody(TextBody, kw_only=True):
     """Prompts to continue: text or token ids, one or several.
@@ -265,11 +255,6 @@ class CompletionBody(TextBody, kw_only=True):
             parse_special=self.parse_special,
             best_of=self.best_of,
         )
-
-    async def to_request_aside(self) -> CompletionRequest:
-        """Return `to_request()`, from a thread for many prompts or token ids."""
-        items = len(self.prompt) if isinstance(self.prompt, list) else 1
-        return await json_aside(ITEM_BYTES * items, self.to_request)
 
 
 SHARED = sorted(set(TextRequest.__struct_fields__) & set(TextBody.__struct_fields__))

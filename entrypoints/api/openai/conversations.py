@@ -20,7 +20,7 @@ from ostro.entrypoints.operations.conversations import (
     ItemsRequest,
     MetadataRequest,
 )
-from ostro.entrypoints.operations.decoding import MAX_BYTES
+from ostro.entrypoints.operations.decoding import MAX_BYTES, convert_aside
 from ostro.entrypoints.operations.operations import Operations
 from ostro.entrypoints.operations.responses.items import (
     Item,
@@ -53,7 +53,7 @@ async def create_conversation(
 ) -> ConversationObject:
     """Create a conversation."""
     if body.items is not None:
-        body = replace(body, items=read_items(body.items, "items"))
+        body = replace(body, items=await convert_aside(read_items, body.items, "items"))
     created = await operations.documents.conversations.create(body, caller)
     return conversation_object(created)
 
@@ -85,7 +85,7 @@ async def add_items(
     operations: Operations, caller: Caller, body: ItemsBody, *, id: str, query: ItemRequest
 ) -> ItemList:
     """Add items to a conversation."""
-    body = replace(body, items=read_items(body.items, "items"))
+    body = replace(body, items=await convert_aside(read_items, body.items, "items"))
     items = await operations.documents.conversations.add(id, body, caller)
     return item_list(ItemPage(items, has_more=False))
 

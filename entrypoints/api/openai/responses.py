@@ -12,6 +12,7 @@ from ostro.core.records import RequestBody, Route
 from ostro.entrypoints.api.openai.pages import ListPage, make_page
 from ostro.entrypoints.api.openai.tokens import InputTokens
 from ostro.entrypoints.operations.caller import Caller
+from ostro.entrypoints.operations.decoding import convert_aside
 from ostro.entrypoints.operations.event_formats import NAMED_EVENTS
 from ostro.entrypoints.operations.operations import Operations
 from ostro.entrypoints.operations.responses.events import AnyEvent, ResponseEvent
@@ -55,7 +56,8 @@ async def create_response(
     operations: Operations, caller: Caller, body: ResponseBody
 ) -> Response | AsyncGenerator[ResponseEvent, None]:
     """Answer an input."""
-    request, responses = read_response_request(body), operations.documents.responses
+    responses = operations.documents.responses
+    request = await convert_aside(read_response_request, body)
     if request.stream:
         return responses.stream(request, caller)
     return await responses.create(request, caller)
@@ -100,7 +102,8 @@ async def count_input_tokens(
     operations: Operations, caller: Caller, body: InputTokensBody
 ) -> InputTokens:
     """Count the tokens of an input."""
-    count = await operations.documents.responses.count(read_count_request(body), caller)
+    request = await convert_aside(read_count_request, body)
+    count = await operations.documents.responses.count(request, caller)
     return InputTokens(input_tokens=count)
 
 

@@ -32,6 +32,7 @@ from ostro.entrypoints.api.openai.types import (
 )
 from ostro.entrypoints.operations import stored_chats
 from ostro.entrypoints.operations.caller import Caller
+from ostro.entrypoints.operations.decoding import convert_aside
 from ostro.entrypoints.operations.operations import Operations
 from ostro.entrypoints.operations.request_context import request_id
 from ostro.entrypoints.operations.text import Completion, Generation
@@ -47,7 +48,7 @@ async def chat(
     operations: Operations, caller: Caller, body: ChatBody
 ) -> ChatCompletion | AsyncGenerator[ChatCompletionChunk, None]:
     """Continue a conversation."""
-    request, documents = await body.to_request_aside(), operations.documents
+    request, documents = await convert_aside(body.to_request), operations.documents
     if body.store:  # a store that does not work is known before the generation
         await documents.state.require_room_for(caller.name, 1, body.messages)
     generation = await operations.chat(request, caller)
@@ -90,7 +91,7 @@ async def completions(
     operations: Operations, caller: Caller, body: CompletionBody
 ) -> TextCompletion | AsyncGenerator[TextCompletionChunk, None]:
     """Continue prompts: text or token ids, one or several."""
-    request = await body.to_request_aside()
+    request = await convert_aside(body.to_request)
     generation = await operations.complete(request, caller, default_max_tokens=COMPLETION_TOKENS)
     head, token_bytes = heading("cmpl", generation.model), generation.token_bytes
 

@@ -9,6 +9,7 @@ import msgspec
 from ostro.core.records import Route
 from ostro.entrypoints.api.openai.bodies import ChatBody
 from ostro.entrypoints.operations.caller import Caller
+from ostro.entrypoints.operations.decoding import convert_aside
 from ostro.entrypoints.operations.operations import Operations
 
 
@@ -21,7 +22,8 @@ class InputTokens(msgspec.Struct, kw_only=True):
 
 async def count(operations: Operations, caller: Caller, body: ChatBody) -> InputTokens:
     """Count the prompt tokens of a chat."""
-    return InputTokens(input_tokens=await operations.count(body.to_request(), caller))
+    request = await convert_aside(body.to_request)
+    return InputTokens(input_tokens=await operations.count(request, caller))
 
 
 def routes(operations: Operations) -> list[Route]:

@@ -20,7 +20,7 @@ from ostro.core.messages.text_requests import (
     Tool,
 )
 from ostro.core.pipeline import mistyped
-from ostro.entrypoints.operations.decoding import ITEM_BYTES, json_aside
+from ostro.entrypoints.operations.decoding import json_aside
 from ostro.entrypoints.operations.metadata import Metadata
 from ostro.entrypoints.operations.model_body import ModelBody
 from ostro.entrypoints.operations.responses.chat import chat_messages
@@ -35,6 +35,8 @@ LOGPROBS = "message.output_text.logprobs"
 """The value of `include` that is supported."""
 MAX_ITEMS = 10_000
 """Limit on the items of one request."""
+ITEM_BYTES = 256
+"""Bytes of JSON that take as long to decode as an item, or a part of one, to convert."""
 CHOICES = 'auto, none, required, {"type": "function", ...} or {"type": "allowed_tools", ...}'
 CACHE = "the prefix cache finds repeated prefixes by itself"
 Label = Annotated[str, msgspec.Meta(max_length=512)]
@@ -315,7 +317,7 @@ def check_output(request: ResponseRequest) -> None:
 
 async def chat_request(request: InputTokensRequest, items: Sequence[Item]) -> ChatRequest:
     """Return the chat request that continues items. Raises RequestError."""
-    size = sum(map(len, schemas_of(request))) + ITEM_BYTES * len(items)
+    size = sum(map(len, schemas_of(request))) + ITEM_BYTES * sum(map(parts_of, items))
     return await json_aside(size, lambda: new_chat(request, items))
 
 
@@ -347,6 +349,12 @@ def new_chat(request: InputTokensRequest, items: Sequence[Item]) -> ChatRequest:
         chat.temperature, chat.top_p, chat.top_k = request.temperature, request.top_p, request.top_k
         chat.seed, chat.cache_salt = request.seed, request.cache_salt
     return chat
+
+
+def parts_of(item: Item) -> int:
+    """Return the number of an item and its parts."""
+    lists = (getattr(item, name, None) for name in ("content", "output", "summary"))
+    return 1 + sum(len(parts) for parts in lists if isinstance(parts, list))
 
 
 def schemas_of(request: InputTokensRequest) -> list[memoryview]:

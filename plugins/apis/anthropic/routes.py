@@ -17,6 +17,7 @@ from ostro.http import (
     Generation,
     Operations,
     RequestBody,
+    convert_aside,
     request_id,
 )
 from ostro.plugins.apis.anthropic.batches import (
@@ -85,7 +86,7 @@ async def generate(operations: Operations, caller: Caller, body: MessagesRequest
 
     Clients have to send `max_tokens`, and know nothing of the context.
     """
-    request = chat_request(body)
+    request = await convert_aside(chat_request, body)
     try:
         return await operations.chat(request, caller)
     except ContextLengthExceeded as error:
@@ -99,7 +100,7 @@ async def count_tokens(
     operations: Operations, caller: Caller, body: CountTokensRequest
 ) -> TokenCount:
     """Count the tokens of a conversation."""
-    request = chat_request(body)
+    request = await convert_aside(chat_request, body)
     return TokenCount(input_tokens=await operations.count(request, caller))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from typing import Any, NoReturn
@@ -23,6 +22,7 @@ from ostro.http import (
     ModelEntry,
     Operations,
     RequestBody,
+    convert_aside,
 )
 from ostro.pipelines import ChatRequest, CompletionRequest
 from ostro.plugins.apis.ollama.answers import (
@@ -116,7 +116,7 @@ async def generate_with(
     """Respond with a generation, streamed unless the request says otherwise."""
     clock = Clock()
     entry = entry_of(operations, caller, body.model)
-    request = await asyncio.to_thread(convert, body, entry)
+    request = await convert_aside(convert, body, entry)
     generation = await started(operations, caller, request)
     if body.stream:
         return lines(generation, clock, body.model, form)

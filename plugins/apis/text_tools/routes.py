@@ -7,7 +7,7 @@ llama.cpp's.
 from __future__ import annotations
 
 from ostro import Route
-from ostro.http import Caller, ChatBody, DetokenizeRequest, Operations
+from ostro.http import Caller, ChatBody, DetokenizeRequest, Operations, convert_aside
 from ostro.plugins.apis.text_tools.schema import (
     PromptResponse,
     TokenizeBody,
@@ -22,7 +22,7 @@ from ostro.plugins.apis.text_tools.schema import (
 async def tokenize(operations: Operations, caller: Caller, body: TokenizeBody) -> TokenizeResponse:
     """Convert a text or a conversation to token ids."""
     chat = has_messages(body)
-    request = await chat_of(body).to_request_aside() if chat else text_of(body)
+    request = await convert_aside(chat_of, body) if chat else text_of(body)
     tokens = await operations.tokenize(request, caller)
     response = TokenizeResponse(
         count=len(tokens.tokens),
@@ -44,7 +44,7 @@ async def detokenize(
 
 async def apply_template(operations: Operations, caller: Caller, body: ChatBody) -> PromptResponse:
     """Return the prompt of a chat as text."""
-    request = await body.to_request_aside()
+    request = await convert_aside(body.to_request)
     return PromptResponse(prompt=await operations.render(request, caller))
 
 

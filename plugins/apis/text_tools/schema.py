@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from ostro.errors import RequestError
 from ostro.http import ChatBody, ModelBody, TokenizeRequest, Tokens
-from ostro.pipelines import parse_request
+from ostro.pipelines import ChatRequest, parse_request
 
 TARGET = ("model", "adapters", "adapter")
 """Fields that select the model."""
@@ -112,10 +112,10 @@ def text_of(body: TokenizeBody) -> TokenizeRequest:
     )
 
 
-def chat_of(body: TokenizeBody) -> ChatBody:
-    """Return a conversation. Raises RequestError for malformed messages."""
+def chat_of(body: TokenizeBody) -> ChatRequest:
+    """Return a conversation for the operation. Raises RequestError for malformed messages."""
     fields = {name: msgspec.to_builtins(getattr(body, name)) for name in (*TARGET, *CHAT)}
-    return parse_request(fields, ChatBody)
+    return parse_request(fields, ChatBody).to_request()
 
 
 def pieces_of(found: Tokens) -> list[int | TokenPiece]:
