@@ -16,7 +16,6 @@ import msgspec
 
 from ostro.core.chat import ChatTemplate
 from ostro.core.errors import CheckpointError, PluginError, RequestError, Unsupported, nearest
-from ostro.core.media.parts import RequestMedium
 from ostro.core.media.worker import MediaWorker
 from ostro.core.messages.arrays import Array
 from ostro.core.messages.commands import ModelInfo, ModelSpec
@@ -24,7 +23,7 @@ from ostro.core.messages.outputs import TokenOutput
 from ostro.core.messages.prompt import Prompt
 from ostro.core.messages.requests import AdapterRef, Sampling, TokenRequest
 from ostro.core.messages.text import Event, Usage
-from ostro.core.messages.text_requests import ChatRequest, CompletionRequest
+from ostro.core.messages.text_requests import ChatRequest, CompletionRequest, MediaPart
 from ostro.core.output import OutputParser
 from ostro.core.records import Architecture, Parser, Settings
 from ostro.core.tokenizer import Tokenizer
@@ -317,7 +316,7 @@ class TextPipeline(Protocol):
         """Token ids of messages in the form of chat templates; the rest is that of a request."""
         ...
 
-    def check_media(self, media: Sequence[RequestMedium]) -> None:
+    def check_media(self, media: Sequence[MediaPart]) -> None:
         """Raise Unsupported for media that the model does not support."""
         ...
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from ostro.core.errors import RequestError, UsageError
 from ostro.core.media.inputs import Inputs
-from ostro.core.media.parts import RequestMedium
 from ostro.core.media.process import MediaSource
 from ostro.core.media.process import make_item as decode_item
 from ostro.core.messages.prompt import Item
+from ostro.core.messages.text_requests import MediaPart
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,7 +23,7 @@ ARRAYS = {
 """Arrays of each kind."""
 
 
-def make_item(medium: RequestMedium, inputs: Inputs) -> Item:
+def make_item(medium: MediaPart, inputs: Inputs) -> Item:
     """Return the item of a medium: bytes of a file, a path, an address, a PIL image or an array.
 
     Raises RequestError for a malformed medium, UsageError for a file that cannot be read.

@@ -1323,8 +1323,8 @@ ENTRYPOINTS: Mapping[str, Mapping[str, Change]] = {
     },
     "entrypoints/api/openai/constraints.py": {
         "two-constraints-of-an-answer": (
-            "if len(fields) > 1:",
-            "if len(fields) > 2:",
+            "if len(constraints) > 1:",
+            "if len(constraints) > 2:",
         ),
         "gbnf-is-read-as-lark": (
             'TextGrammar("gbnf" if is_gbnf else "lark", text)',
@@ -1337,8 +1337,8 @@ ENTRYPOINTS: Mapping[str, Mapping[str, Change]] = {
             'f"function {message.name}"',
         ),
         "refusal-is-not-part-of-the-prompt": (
-            "content = message.content or message.refusal or message.content",
-            "content = message.content",
+            "read_content(message.content or message.refusal or message.content, where)",
+            "read_content(message.content, where)",
         ),
     },
     "entrypoints/api/openai/tools.py": {

@@ -76,7 +76,13 @@ OTHERS: Mapping[str, Sequence[str]] = {
         "tests/plugins/tokenizers",
         "tests/plugins/pipelines/test_text.py",
     ],
-    "entrypoints/api": ["tests/entrypoints/http/test_openai.py"],
+    "entrypoints/api": [
+        "tests/entrypoints/http/test_openai.py",
+        "tests/entrypoints/http/test_messages.py",
+        "tests/entrypoints/http/test_structured_output.py",
+        "tests/entrypoints/test_same_request.py",
+        "tests/plugins/pipelines/test_text.py",
+    ],
     "entrypoints/http/handlers.py": [
         "tests/entrypoints/http/test_disconnect.py",
         "tests/entrypoints/http/test_server.py",
@@ -102,6 +108,7 @@ OTHERS: Mapping[str, Sequence[str]] = {
     "plugins/pipelines/text": [
         "tests/entrypoints/http/test_openai.py",
         "tests/entrypoints/http/test_completions.py",
+        "tests/entrypoints/http/test_messages.py",
         "tests/entrypoints/http/test_structured_output.py",
     ],
     "plugins/pipelines/transcription": ["tests/entrypoints/http/test_audio.py"],

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ostro.core.errors import RequestError
+from ostro.core.messages.text_requests import MediaPart
 
 MAX_MEDIA = 64
 """Media in one request."""
@@ -14,24 +14,16 @@ MAX_MEDIA = 64
 KINDS = ("image", "video", "audio")
 
 
-@dataclass(frozen=True)
-class RequestMedium:
-    """A medium as a message names it. `value` is an address; Python may give other values."""
-
-    kind: str
-    value: Any
-
-
 def split_media(
     messages: Sequence[Mapping[str, Any]],
-) -> tuple[list[Mapping[str, Any]], list[RequestMedium]]:
+) -> tuple[list[Mapping[str, Any]], list[MediaPart]]:
     """The messages with {"type": KIND} in the place of each medium, and the media in order.
 
     A part of a message is {"type": "image", "image": ...} (or with path or url; likewise video and
     audio), or one of image_url, input_image, audio_url, video_url and input_audio as in OpenAI's
     API. Raises RequestError for a part that holds no medium, and for more than `MAX_MEDIA`.
     """
-    plain, media = list[Mapping[str, Any]](), list[RequestMedium]()
+    plain, media = list[Mapping[str, Any]](), list[MediaPart]()
     for i, message in enumerate(messages):
         content = message.get("content") if isinstance(message, Mapping) else None
         if not isinstance(content, list):
@@ -47,7 +39,7 @@ def split_media(
     return plain, media
 
 
-def read_medium(part: Any, where: str) -> RequestMedium | None:
+def read_medium(part: Any, where: str) -> MediaPart | None:
     """The medium in one part of a message; None for a part of text or of an unknown type."""
     kind = part.get("type") if isinstance(part, Mapping) else None
     if not isinstance(kind, str) or kind == "text":
@@ -66,7 +58,7 @@ def read_medium(part: Any, where: str) -> RequestMedium | None:
         value = value.get("url") if isinstance(value, Mapping) else value
     if value is None:
         raise RequestError(f"{where}: a part of type {kind!r:.40} holds no {plain}", param=where)
-    return RequestMedium(plain, value)
+    return MediaPart(plain, value)
 
 
 def check_count(media: Sequence[Any]) -> None:

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from ostro.core.media.parts import RequestMedium
 from ostro.core.messages.target import ModelTarget
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -22,6 +21,17 @@ class TextPart(msgspec.Struct, frozen=True):
     text: str
 
 
+class MediaPart(msgspec.Struct, frozen=True):
+    """An image, a video or audio among the parts of a message.
+
+    kind   image, video or audio
+    value  an address, which may be a data URL; in Python also what `split_media` accepts
+    """
+
+    kind: str
+    value: Any
+
+
 class FilePart(msgspec.Struct, frozen=True, kw_only=True):
     """A file: the id of an uploaded one, or its data in base64 or as a data URL."""
 
@@ -30,7 +40,7 @@ class FilePart(msgspec.Struct, frozen=True, kw_only=True):
     filename: str | None = None
 
 
-ContentPart = TextPart | RequestMedium | FilePart
+ContentPart = TextPart | MediaPart | FilePart
 """A part of a message: text, a medium, or a file whose contents become one of the two."""
 
 

@@ -9,7 +9,7 @@ from ostro.core.chat import RESERVED as RESERVED_TEMPLATE_VARIABLES
 from ostro.core.chat import ChatTemplate, missing_template, prompt_tokens
 from ostro.core.chat.messages import TemplateFeatures
 from ostro.core.ipc.client import AsyncEngine
-from ostro.core.media.parts import RequestMedium, check_count, split_media
+from ostro.core.media.parts import check_count, split_media
 from ostro.core.media.process import MediaSource
 from ostro.core.media.sound import Samples, resample
 from ostro.core.media.worker import MediaWorker
@@ -39,6 +39,7 @@ from ostro.core.messages.text_requests import (
     FilePart,
     Grammar,
     JsonSchema,
+    MediaPart,
     Message,
     Regex,
     StructuralTag,
@@ -135,6 +136,7 @@ __all__ = [
     "JsonSchema",
     "MaskProcessor",
     "MaskRequest",
+    "MediaPart",
     "MediaSource",
     "MediaWorker",
     "Message",
@@ -150,7 +152,6 @@ __all__ = [
     "ReadFile",
     "Reasoning",
     "Regex",
-    "RequestMedium",
     "Samples",
     "Sampling",
     "SamplingDefaults",

@@ -11,11 +11,11 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from ostro.core.media.parts import RequestMedium
 from ostro.core.messages.text_requests import (
     ChatRequest,
     Constraint,
     JsonSchema,
+    MediaPart,
     Message,
     TextPart,
     Tool,
@@ -51,7 +51,7 @@ REQUEST = ChatRequest(
     model="echo",
     messages=[
         Message(role="system", content="Be brief."),
-        Message(role="user", content=[RequestMedium("image", IMAGE), TextPart("Which animal?")]),
+        Message(role="user", content=[MediaPart("image", IMAGE), TextPart("Which animal?")]),
         Message(
             role="assistant",
             content="I look.",
@@ -226,7 +226,7 @@ def ollama_request() -> tuple[ChatRequest, ChatRequest]:
         "top_logprobs": 2,
     }
     system, user, assistant, tool = REQUEST.messages
-    image = RequestMedium("image", f"data:application/octet-stream;base64,{DATA}")
+    image = MediaPart("image", f"data:application/octet-stream;base64,{DATA}")
     expected = replace(
         REQUEST,
         messages=[

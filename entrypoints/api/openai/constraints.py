@@ -79,15 +79,12 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     structural_tag: str | dict[str, Any] | None = None
 
 
-def constraint_of(body: TextBody, processor: bool) -> Constraint | None:
-    """Return the constraint that a request states, None without one.
-
-    processor: whether it has a parameter of the logits processor "grammar".
-    """
+def constraint_of(body: TextBody) -> Constraint | None:
+    """Return the constraint that a request states, None without one."""
     constraints = list(constraints_of(body))
-    fields = [*["logits_processors"] * processor, *[x.field for x in constraints]]
-    if len(fields) > 1:
-        names = " and ".join(dict.fromkeys(fields))
+    if len(constraints) > 1:
+        fields = [constraint.field for constraint in constraints]
+        names = " and ".join(fields)
         raise RequestError(f"{names} exclude each other; use one of them", param=fields[1])
     return constraints[0] if constraints else None
 

@@ -8,9 +8,8 @@ from typing import Any
 import msgspec
 
 from ostro.core.errors import RequestError, Unsupported
-from ostro.core.media.parts import RequestMedium
 from ostro.core.messages import text_requests
-from ostro.core.messages.text_requests import TextPart, ToolCall
+from ostro.core.messages.text_requests import MediaPart, TextPart, ToolCall
 
 MEDIA = {
     "image_url": "image",
@@ -93,7 +92,6 @@ def read_message(message: Message, index: int, called: dict[str, str]) -> text_r
     where = f"messages[{index}]"
     check_message(message, where)
     role, call_id = message.role, message.tool_call_id
-    content = message.content or message.refusal or message.content
     calls = [read_call(call, where) for call in message.tool_calls or ()]
     if (call := message.function_call) is not None:
         called[call.name] = f"call{index:05}"
@@ -103,9 +101,7 @@ def read_message(message: Message, index: int, called: dict[str, str]) -> text_r
     reasoning = message.reasoning_content
     return text_requests.Message(
         role=role,
-        content=read_content(
-            message.refusal if message.refusal and not content else content, where
-        ),
+        content=read_content(message.content or message.refusal or message.content, where),
         name=message.name,
         reasoning=message.reasoning if reasoning is None else reasoning,
         tool_calls=calls,
@@ -166,12 +162,12 @@ def read_part(part: ContentPart, where: str) -> text_requests.ContentPart:
     elif kind == "input_audio":
         data = (part.input_audio or {}).get("data")
         if isinstance(data, str):
-            return RequestMedium("audio", f"data:;base64,{data}")
+            return MediaPart("audio", f"data:;base64,{data}")
     elif (medium := MEDIA.get(kind)) is not None:
         url = getattr(part, f"{medium}_url")
         url = url.get("url") if isinstance(url, dict) else url
         if isinstance(url, str):
-            return RequestMedium(medium, url)
+            return MediaPart(medium, url)
     raise RequestError(
         f"{where}: unknown or empty content part of type {kind!r:.40}; expected text, refusal, "
         "image_url, input_audio, audio_url, video_url or file",

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ostro.core.errors import OstroError, UsageError, nearest
-from ostro.core.media.parts import RequestMedium
 from ostro.core.messages.requests import unusual_values
+from ostro.core.messages.text_requests import MediaPart
 from ostro.entrypoints.cli.chat import conversation as files
 from ostro.entrypoints.cli.chat.adapters import ACTIONS, change_adapters, describe_adapters
 from ostro.entrypoints.cli.chat.attachments import read_attachment
@@ -269,7 +269,7 @@ def attach_part(session: Session, part: dict[str, Any]) -> None:
     """Attach a part to the next message. Raises an OstroError unless the model supports it."""
     kind = part["type"]
     if kind != "text":
-        session.model.text.check_media([RequestMedium(kind, part[kind])])
+        session.model.text.check_media([MediaPart(kind, part[kind])])
     session.attachments.append(part)
 
 

@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ostro.core.errors import RequestError
-from ostro.core.media.parts import RequestMedium
-from ostro.core.messages.text_requests import ContentPart, FilePart, Message, TextPart, ToolCall
+from ostro.core.messages.text_requests import (
+    ContentPart,
+    FilePart,
+    MediaPart,
+    Message,
+    TextPart,
+    ToolCall,
+)
 from ostro.entrypoints.operations.responses.items import (
     FunctionCallItem,
     FunctionCallOutputItem,
@@ -91,7 +97,7 @@ def chat_part(part: Part) -> ContentPart:
         case InputText():
             return TextPart(part.text)
         case InputImage(image_url=str(url)) if url:
-            return RequestMedium("image", url)
+            return MediaPart("image", url)
         case InputImage(file_id=str(id)) if id:
             return FilePart(file_id=id)
         case InputFile(file_data=data, file_id=file_id, filename=name) if data or file_id:

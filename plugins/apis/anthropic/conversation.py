@@ -12,8 +12,8 @@ from ostro.pipelines import (
     Constraint,
     ContentPart,
     JsonSchema,
+    MediaPart,
     Message,
-    RequestMedium,
     TextPart,
     Tool,
     ToolCall,
@@ -205,7 +205,7 @@ def parts_of(blocks: Iterable[Placed]) -> list[ContentPart]:
             case TextBlockParam():
                 parts.append(TextPart(block.text))
             case ImageBlockParam():
-                parts.append(RequestMedium("image", block.source.address))
+                parts.append(MediaPart("image", block.source.address))
             case DocumentBlockParam():
                 parts += document_parts(block, where)
             case _:

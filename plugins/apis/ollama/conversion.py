@@ -18,8 +18,8 @@ from ostro.pipelines import (
     Constraint,
     ContentPart,
     JsonSchema,
+    MediaPart,
     Message,
-    RequestMedium,
     TextPart,
     TextRequest,
     Tool,
@@ -170,7 +170,7 @@ def content_of(text: str | None, images: list[str], place: str) -> str | list[Co
     parts: list[ContentPart] = []
     for index, image in enumerate(images):
         check_base64(image, f"{place}[{index}]")
-        parts.append(RequestMedium("image", f"data:application/octet-stream;base64,{image}"))
+        parts.append(MediaPart("image", f"data:application/octet-stream;base64,{image}"))
     return [*parts, TextPart(text or "")] if parts else text
 
 

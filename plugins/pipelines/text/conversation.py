@@ -12,13 +12,13 @@ from ostro.pipelines import (
     ChatRequest,
     ChatTemplate,
     ContentPart,
+    MediaPart,
     Message,
     TemplateFeatures,
     TextPart,
     ToolCall,
     check_count,
 )
-from ostro.pipelines import RequestMedium as Medium
 
 MAX_MESSAGES = 10_000
 MAX_BUDGET = 2**31
@@ -34,7 +34,7 @@ END = "ostro-end-of-the-prompt"
 
 def read_conversation(
     request: ChatRequest, limit: int | None = None
-) -> tuple[list[dict[str, Any]], list[Medium]]:
+) -> tuple[list[dict[str, Any]], list[MediaPart]]:
     """The messages for the chat template, and their media in order.
 
     limit: on the tokens of the prompt; a message has one at least. Raises ContextLengthExceeded for
@@ -54,7 +54,7 @@ def read_conversation(
         check_message(message, f"messages[{i}]")
     check_calls(messages)
     parts = [part for message in messages for part in parts_of(message)]
-    media = [part for part in parts if isinstance(part, Medium)]
+    media = [part for part in parts if isinstance(part, MediaPart)]
     check_count(media)
     turns = [template_message(message) for message in messages]
     if request.continue_final_message:
@@ -152,7 +152,7 @@ def template_part(part: ContentPart) -> dict[str, Any]:
     """A part in the form that chat templates read. Files have become text or media."""
     if isinstance(part, TextPart):
         return {"type": "text", "text": part.text}
-    assert isinstance(part, Medium), "`attach_files` replaces files"
+    assert isinstance(part, MediaPart), "`attach_files` replaces files"
     return {"type": part.kind}
 
 
@@ -164,7 +164,7 @@ def parts_of(message: Message) -> Sequence[ContentPart]:
 def has_media(request: ChatRequest) -> bool:
     """Whether a message has a medium."""
     parts = (part for message in request.messages for part in parts_of(message))
-    return any(isinstance(part, Medium) for part in parts)
+    return any(isinstance(part, MediaPart) for part in parts)
 
 
 def options_of(request: ChatRequest, template: ChatTemplate | None) -> dict[str, Any]:

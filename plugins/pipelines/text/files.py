@@ -10,7 +10,7 @@ import mimetypes
 from msgspec.structs import replace
 
 from ostro.errors import DocumentNotFound, RequestError, Unsupported
-from ostro.pipelines import ChatRequest, ContentPart, FilePart, ReadFile, RequestMedium, TextPart
+from ostro.pipelines import ChatRequest, ContentPart, FilePart, MediaPart, ReadFile, TextPart
 from ostro.plugins.pipelines.fetch import MAX_BYTES
 from ostro.plugins.pipelines.text.conversation import parts_of
 
@@ -80,7 +80,7 @@ def part_of(name: str, kind: str | None, data: bytes, where: str) -> ContentPart
     family = (kind or "").partition("/")[0]
     if family in KINDS and kind not in TEXT_TYPES:
         url = f"data:{kind};base64,{base64.b64encode(data).decode()}"
-        return RequestMedium(family, url)
+        return MediaPart(family, url)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:

@@ -19,6 +19,7 @@ from ostro.pipelines import (
     ChoiceEnd,
     CompletionRequest,
     Event,
+    MediaPart,
     MediaSource,
     Message,
     ReadFile,
@@ -27,7 +28,6 @@ from ostro.pipelines import (
     Usage,
     fetch_all,
 )
-from ostro.pipelines import RequestMedium as Medium
 from ostro.plugins.pipelines.text.best import best_choices
 from ostro.plugins.pipelines.text.continuation import PromptContinuation
 from ostro.plugins.pipelines.text.conversation import has_media
@@ -114,7 +114,7 @@ class Text(Preparer):
     def fetch_media(
         self,
         tokens: Sequence[int],
-        media: Sequence[Medium],
+        media: Sequence[MediaPart],
         check: Callable[[int], object] = lambda length: None,
     ) -> Prompt:
         """The prompt with its media, fetched here and prepared in the media worker process.

@@ -17,6 +17,7 @@ from ostro.pipelines import (
     ChatRequest,
     ChatTemplate,
     CompletionRequest,
+    MediaPart,
     OutputParser,
     Sampling,
     ServedModel,
@@ -25,7 +26,6 @@ from ostro.pipelines import (
     missing_template,
     prompt_tokens,
 )
-from ostro.pipelines import RequestMedium as Medium
 from ostro.plugins.pipelines.text.chat import Chat
 from ostro.plugins.pipelines.text.continuation import PromptContinuation
 from ostro.plugins.pipelines.text.conversation import (
@@ -359,7 +359,7 @@ class Preparer:
                 param="tools",
             )
 
-    def check_media(self, media: Sequence[Medium]) -> None:
+    def check_media(self, media: Sequence[MediaPart]) -> None:
         """Raise Unsupported for media if the model accepts text only."""
         if media and self.model.architecture.inputs is None:
             raise Unsupported(

@@ -10,6 +10,7 @@ import msgspec
 from ostro.core.messages.text_requests import ChatRequest, CompletionRequest
 
 UNTYPED = {
+    ("MediaPart", "value"),
     ("Tool", "parameters"),
     ("Tool", "extra"),
     ("JsonSchema", "schema"),
@@ -18,7 +19,7 @@ UNTYPED = {
     ("ChatRequest", "logits_processors"),
     ("CompletionRequest", "logits_processors"),
 }
-"""Structs and fields: JSON schemas, variables of templates, and what plugins define."""
+"""By struct: media of Python, JSON schemas, variables of templates, and what plugins define."""
 
 
 def types_in(hint: Any) -> Iterator[Any]:

@@ -14,7 +14,7 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from ostro.core.errors import EngineDied, RequestError, Unsupported
-from ostro.core.media.parts import KINDS, RequestMedium
+from ostro.core.media.parts import KINDS
 from ostro.core.messages.text import ChoiceEnd, Event
 from ostro.core.messages.text_requests import (
     JSON_OBJECT,
@@ -22,6 +22,7 @@ from ostro.core.messages.text_requests import (
     Constraint,
     FilePart,
     JsonSchema,
+    MediaPart,
     Message,
     TextPart,
     Tool,
@@ -243,7 +244,7 @@ def test_media_become_parts() -> None:
     (message,) = chat_messages(None, items_of({"role": "user", "content": parts}))
     assert message.content == [
         TextPart("look"),
-        RequestMedium(KINDS[0], "data:image/png;base64,AA"),
+        MediaPart(KINDS[0], "data:image/png;base64,AA"),
         FilePart(file_id="file-1"),
         FilePart(file_data="data:text/plain;base64,AA", filename="a.txt"),
     ]

@@ -17,9 +17,8 @@ from ostro.core.errors import (
     TemplateError,
     Unsupported,
 )
-from ostro.core.media.parts import RequestMedium
 from ostro.core.messages.commands import ModelInfo
-from ostro.core.messages.text_requests import ChatRequest, Message, Tool
+from ostro.core.messages.text_requests import ChatRequest, MediaPart, Message, Tool
 from ostro.core.tokenizer import load_tokenizer
 from ostro.entrypoints.operations.operations import Operations
 from ostro.entrypoints.operations.service import Service
@@ -112,7 +111,7 @@ def test_a_model_without_a_template(operations: Operations) -> None:
 
 
 def test_media_are_refused_by_a_text_model(operations: Operations) -> None:
-    image = RequestMedium("image", "data:image/png;base64,AAAA")
+    image = MediaPart("image", "data:image/png;base64,AAAA")
     request = chat("", messages=[Message(role="user", content=[image])])
     for work in (operations.render(request), operations.count(request)):
         with pytest.raises(Unsupported, match="accepts text only, not image"):

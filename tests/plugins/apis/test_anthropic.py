@@ -259,7 +259,7 @@ def test_disabled_thinking_ends_at_once_without_a_switch(start: Start) -> None:
 
 
 def test_thinking_returns_to_the_template_and_redacted_thinking_does_not() -> None:
-    from ostro.pipelines import Message, RequestMedium, ToolCall, parse_request
+    from ostro.pipelines import MediaPart, Message, ToolCall, parse_request
     from ostro.plugins.apis.anthropic.conversation import chat_messages
     from ostro.plugins.apis.anthropic.schema import CountTokensRequest
 
@@ -287,7 +287,7 @@ def test_thinking_returns_to_the_template_and_redacted_thinking_does_not() -> No
         reasoning="hm",
         tool_calls=[ToolCall(id="call_1", name="f", arguments='{"a": 1}')],
     )
-    assert result.content == [RequestMedium("image", "data:image/png;base64,AA==")]
+    assert result.content == [MediaPart("image", "data:image/png;base64,AA==")]
 
 
 def nest(depth: int) -> Any:

@@ -18,8 +18,8 @@ from ostro.core.errors import Overloaded, RequestError
 from ostro.pipelines import (
     ChoiceEnd,
     Event,
+    MediaPart,
     Reasoning,
-    RequestMedium,
     Text,
     TextPart,
     ToolCallArguments,
@@ -115,7 +115,7 @@ def test_bad_messages(server: Running, messages: list[Any], message: str) -> Non
 def test_images_precede_the_text() -> None:
     address = "data:application/octet-stream;base64,aGk="
     (message,) = chat_messages([OllamaMessage(role="user", content="what?", images=["aGk="])])
-    assert message.content == [RequestMedium("image", address), TextPart("what?")]
+    assert message.content == [MediaPart("image", address), TextPart("what?")]
     assert fetch_all([address]) == [b"hi"]
 
 
