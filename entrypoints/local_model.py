@@ -253,12 +253,12 @@ class LocalModel(LocalPipelines):
         rules = text.sampling(sampling)
         if rules.n != 1:
             raise UsageError("n: chat() returns one answer; call it again for another")
-        choice = read_choice(tool_choice)
+        calls = read_choice(tool_choice)
         request = ChatRequest(
             messages=(),
             tools=read_tools(tools),
-            tool_choice=choice.mode,
-            allowed_tools=choice.allowed,
+            tool_choice=calls.mode,
+            allowed_tools=calls.tools,
             parallel_tool_calls=parallel_tool_calls,
             thinking_budget=thinking_budget,
             chat_template_kwargs=options or {},

@@ -1337,14 +1337,14 @@ ENTRYPOINTS: Mapping[str, Mapping[str, Change]] = {
             'f"function {message.name}"',
         ),
         "refusal-is-not-part-of-the-prompt": (
-            "read_content(message.content or message.refusal or message.content, where)",
+            "read_content(message.refusal or message.content, where)",
             "read_content(message.content, where)",
         ),
     },
     "entrypoints/api/openai/tools.py": {
         "forced-function-is-one-of-all-tools": (
-            'return ToolChoice("required", [function_name(choice)])',
-            'return ToolChoice("required")',
+            'return AllowedCalls("required", [function_name(choice)])',
+            'return AllowedCalls("required")',
         ),
     },
     "entrypoints/api/openai/text.py": {

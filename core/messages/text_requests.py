@@ -123,10 +123,13 @@ class StructuralTag(msgspec.Struct, frozen=True):
     value: Mapping[str, Any]
 
 
+ConstraintValue = JsonSchema | Regex | Choices | Grammar | StructuralTag
+
+
 class Constraint(msgspec.Struct, frozen=True):
     """What the text of an answer has to satisfy; `field` is the field of the client's request."""
 
-    value: JsonSchema | Regex | Choices | Grammar | StructuralTag
+    value: ConstraintValue
     field: str
 
 

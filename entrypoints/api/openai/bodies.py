@@ -195,7 +195,7 @@ class ChatBody(TextBody, kw_only=True):
                 f"service_tier {self.service_tier!r:.40}: the server has one tier; use auto",
                 param="service_tier",
             )
-        choice = read_choice(self.tool_choice)
+        calls = read_choice(self.tool_choice)
         fields = self.text_fields()
         fields["max_tokens"] = one_of(self, "max_completion_tokens", "max_tokens")
         return ChatRequest(
@@ -204,8 +204,8 @@ class ChatBody(TextBody, kw_only=True):
             logprobs=self.logprobs,
             top_logprobs=self.top_logprobs,
             tools=read_tools(self.tools),
-            tool_choice=choice.mode,
-            allowed_tools=choice.allowed,
+            tool_choice=calls.mode,
+            allowed_tools=calls.tools,
             parallel_tool_calls=self.parallel_tool_calls,
             reasoning_effort=self.reasoning_effort,
             thinking_budget=one_of(

@@ -15,6 +15,7 @@ from ostro.core.messages.text_requests import (
     JSON_OBJECT,
     Choices,
     Constraint,
+    ConstraintValue,
     JsonSchema,
     Regex,
     StructuralTag,
@@ -33,9 +34,6 @@ FORMAT_FIELDS: Mapping[str, tuple[str, ...]] = {
     "format": TAGS,
 }
 """Fields of `response_format`, and the types that have them."""
-
-Value = JsonSchema | Regex | Choices | TextGrammar | StructuralTag
-"""The value of a constraint."""
 
 
 class NamedSchema(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -143,7 +141,7 @@ def response_format(form: ResponseFormat) -> JsonSchema | StructuralTag:
     )
 
 
-def structured_output(outputs: StructuredOutputs) -> Value:
+def structured_output(outputs: StructuredOutputs) -> ConstraintValue:
     """Return the value of vLLM's `structured_outputs`."""
     names = outputs.__struct_fields__
     given = [name for name in names if getattr(outputs, name) not in (None, False)]
@@ -165,7 +163,7 @@ def structured_output(outputs: StructuredOutputs) -> Value:
     return JSON_OBJECT
 
 
-def typed_grammar(grammar: Grammar) -> Value:
+def typed_grammar(grammar: Grammar) -> ConstraintValue:
     """Return the value of mistral.rs's `grammar`, an object with `type` and `value`."""
     kind, value = grammar.type, grammar.value
     if kind == "llguidance":

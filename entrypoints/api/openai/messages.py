@@ -101,7 +101,7 @@ def read_message(message: Message, index: int, called: dict[str, str]) -> text_r
     reasoning = message.reasoning_content
     return text_requests.Message(
         role=role,
-        content=read_content(message.content or message.refusal or message.content, where),
+        content=read_content(message.refusal or message.content, where),
         name=message.name,
         reasoning=message.reasoning if reasoning is None else reasoning,
         tool_calls=calls,

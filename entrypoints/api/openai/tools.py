@@ -13,11 +13,11 @@ KEYS = frozenset({"name", "description", "parameters", "strict"})
 """Keys of a function that fields of `Tool` stand for."""
 
 
-class ToolChoice(NamedTuple):
-    """The fields of a `ChatRequest` that a choice stands for."""
+class AllowedCalls(NamedTuple):
+    """`tool_choice` and `allowed_tools` of a `ChatRequest`."""
 
     mode: Literal["auto", "none", "required"] | None = None
-    allowed: Sequence[str] | None = None
+    tools: Sequence[str] | None = None
 
 
 def read_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[Tool]:
@@ -38,23 +38,23 @@ def read_tool(tool: Mapping[str, Any], where: str) -> Tool:
     if not isinstance(description, str | None):
         raise RequestError(f"{where}: description is not a text", param=f"{where}.description")
     extra = {key: value for key, value in function.items() if key not in KEYS}
-    # The pipeline refuses an empty name, as all others that are none.
+    # The pipeline checks names: it refuses the empty one, which stands for values that are no text.
     return Tool(name if isinstance(name, str) else "", parameters, strict, description, extra)
 
 
-def read_choice(choice: str | Mapping[str, Any] | None) -> ToolChoice:
-    """Return the choice of a request. Raises RequestError for a malformed one."""
+def read_choice(choice: str | Mapping[str, Any] | None) -> AllowedCalls:
+    """Return the calls that a `tool_choice` allows. Raises RequestError for a malformed one."""
     match choice:
         case None:
-            return ToolChoice()
+            return AllowedCalls()
         case "auto" | "none" | "required":
-            return ToolChoice(choice)
+            return AllowedCalls(choice)
         case {"type": "function"}:
-            return ToolChoice("required", [function_name(choice)])
+            return AllowedCalls("required", [function_name(choice)])
         case {"type": "allowed_tools", **rest}:
             match rest.get("allowed_tools", rest):
                 case {"mode": "auto" | "required" as mode, "tools": [_, *_] as tools}:
-                    return ToolChoice(mode, [function_name(tool) for tool in tools])
+                    return AllowedCalls(mode, [function_name(tool) for tool in tools])
     raise RequestError(f"tool_choice: expected {CHOICES}", param="tool_choice")
 
 

@@ -124,9 +124,9 @@ class Preparer:
         each other, and what `understand` raises.
         """
         chat, end = self.understand(request, template), self.end_of(prompt)
-        return self.limited(self.constrained(sampling, chat, end), chat, end)
+        return self.with_budget(self.constrained(sampling, chat, end), chat, end)
 
-    def limited(self, sampling: Sampling, chat: Chat, prompt_end: str) -> Sampling:
+    def with_budget(self, sampling: Sampling, chat: Chat, prompt_end: str) -> Sampling:
         """The sampling, with the processor that ends reasoning if the chat has a budget of it."""
         if chat.budget is None:
             return sampling
@@ -316,7 +316,7 @@ class Preparer:
         try:
             check_length(sampling, len(prompt.tokens), context)
             end = self.end_of(prompt.tokens)
-            sampling = self.limited(self.constrained(sampling, chat, end), chat, end)
+            sampling = self.with_budget(self.constrained(sampling, chat, end), chat, end)
             parser = self.parsers(chat, end)
             return self.prepare(prompt, sampling, adapters=adapters, request=request, parser=parser)
         except BaseException:

@@ -86,26 +86,26 @@ def take_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
     if len(given) + (GRAMMAR in processors) > 1:
         raise UsageError(f"{', '.join(given)}: one grammar at a time constrains an answer")
     for name, value in given.items():
-        constraint = Constraint(constraint_value(name, value), name)
-        fields["processors"] = {**processors, GRAMMAR: grammar_parameter(constraint)}
+        fields["processors"] = {
+            **processors,
+            GRAMMAR: grammar_parameter(constraint_of(name, value)),
+        }
     return fields
 
 
-def constraint_value(
-    argument: str, value: Any
-) -> JsonSchema | Regex | Choices | Grammar | StructuralTag:
-    """The value of a constraint that an argument of Python states. Raises as `schema_of`."""
+def constraint_of(argument: str, value: Any) -> Constraint:
+    """The constraint that an argument of Python states. Raises as `schema_of`."""
     match argument:
         case "schema":
-            return JsonSchema(schema_of(value))
+            return Constraint(JsonSchema(schema_of(value)), argument)
         case "regex":
-            return Regex(value)
+            return Constraint(Regex(value), argument)
         case "choice":
-            return Choices(value)
+            return Constraint(Choices(value), argument)
         case "structural_tag":
-            return StructuralTag(value)
+            return Constraint(StructuralTag(value), argument)
         case "lark" | "gbnf" | "yacc" as notation:
-            return Grammar(notation, value)
+            return Constraint(Grammar(notation, value), argument)
     raise AssertionError(f"{argument} is none of ARGUMENTS")
 
 

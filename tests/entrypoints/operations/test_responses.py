@@ -244,6 +244,7 @@ def test_media_become_parts() -> None:
     (message,) = chat_messages(None, items_of({"role": "user", "content": parts}))
     assert message.content == [
         TextPart("look"),
+        # The text "image" would make this the test of the field `image` in docs/http-api.md.
         MediaPart(KINDS[0], "data:image/png;base64,AA"),
         FilePart(file_id="file-1"),
         FilePart(file_data="data:text/plain;base64,AA", filename="a.txt"),
