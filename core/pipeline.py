@@ -21,10 +21,9 @@ from ostro.core.messages.arrays import Array
 from ostro.core.messages.commands import ModelInfo, ModelSpec
 from ostro.core.messages.outputs import TokenOutput
 from ostro.core.messages.prompt import Prompt
-from ostro.core.messages.requests import AdapterRef, Sampling, TokenRequest
+from ostro.core.messages.requests import AdapterRef, TokenRequest
 from ostro.core.messages.text import Event, Usage
 from ostro.core.messages.text_requests import ChatRequest, CompletionRequest, MediaPart
-from ostro.core.output import OutputParser
 from ostro.core.records import Architecture, Parser, Settings
 from ostro.core.tokenizer import Tokenizer
 
@@ -226,15 +225,34 @@ def mistyped(error: msgspec.ValidationError, parent: str = "") -> RequestError:
     return RequestError(f"{field}: {what}" if field else what, param=field or None)
 
 
+class InsertMedia(Protocol):
+    """Replaces the placeholders of media in the tokens of a prompt."""
+
+    def __call__(
+        self,
+        tokens: Sequence[int],
+        media: Sequence[MediaPart],
+        check: Callable[[int], object] = ...,
+    ) -> Prompt:
+        """Return the prompt with its media.
+
+        check: raises an error for a prompt of too many tokens; called before media are decoded with
+        the number that the prompt has at least.
+        """
+        ...
+
+
 class Continuation(Protocol):
     """One prompt and its choices: converts token outputs of the engine to events.
 
     It is synchronous and does no I/O: the caller sends `request` to an engine and passes every
     output to `add`. `done` is true once all choices have ended. The engine does not check stop
-    strings: if a choice has ended and its output has no `finish`, the caller must abort it.
+    strings: if a choice has ended and its output has no `finish`, the caller must abort it. `usage`
+    counts the tokens so far.
     """
 
     request: TokenRequest
+    usage: Usage
 
     @property
     def done(self) -> bool: ...
@@ -266,8 +284,8 @@ class TextPipeline(Protocol):
     """The pipeline of the task "text".
 
     `adapters` are those of the request; `template` is the source of a chat template that replaces
-    the model's own. The synchronous methods are pure; entry points with an engine of their own use
-    them.
+    the model's own. `prepare_chat` and `prepare_completion` are synchronous: Python, whose engine
+    is in the same process, calls them.
     """
 
     model: ServedModel
@@ -306,56 +324,25 @@ class TextPipeline(Protocol):
         """The prompt as text, with a placeholder for each medium."""
         ...
 
-    def encode_chat(
+    def prepare_chat(
         self,
-        messages: Sequence[Mapping[str, Any]],
         request: ChatRequest,
-        *,
-        template: str | None = None,
-    ) -> list[int]:
-        """Token ids of messages in the form of chat templates; the rest is that of a request."""
-        ...
-
-    def check_media(self, media: Sequence[MediaPart]) -> None:
-        """Raise Unsupported for media that the model does not support."""
-        ...
-
-    def sampling(self, values: Mapping[str, Any]) -> Sampling:
-        """Sampling from fields of `Sampling`; other fields have the model's defaults."""
-        ...
-
-    def chat_sampling(
-        self,
-        sampling: Sampling,
-        prompt: Sequence[int],
-        request: ChatRequest,
-        *,
-        template: str | None = None,
-    ) -> Sampling:
-        """The sampling of an answer in a chat, with the logits processors of its notation.
-
-        A grammar constrains its text alone. The tools and the budget are those of the request.
-        """
-        ...
-
-    def new_parser(
-        self, prompt: Sequence[int], request: ChatRequest, *, template: str | None = None
-    ) -> Callable[[], OutputParser] | None:
-        """The function that makes the parsers of a chat's choices; None if nothing is parsed."""
-        ...
-
-    def prepare(
-        self,
-        prompt: Prompt,
-        sampling: Sampling,
+        insert_media: InsertMedia,
         *,
         adapters: Sequence[AdapterRef] = (),
-        parser: Callable[[], OutputParser] | None = None,
+        template: str | None = None,
     ) -> Continuation:
-        """The continuation of one prompt; `max_tokens` is limited by the context length.
+        """The continuation of a conversation; `insert_media` places its media in the prompt."""
+        ...
 
-        `parser` makes the parsers of its outputs; without it they are text.
-        """
+    def prepare_completion(
+        self,
+        request: CompletionRequest,
+        *,
+        adapters: Sequence[AdapterRef] = (),
+        default_max_tokens: int | None = None,
+    ) -> Sequence[Continuation]:
+        """The continuations of the prompts of a request."""
         ...
 
     def token_bytes(self, token: int) -> bytes:

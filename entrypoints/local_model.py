@@ -4,38 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
-from dataclasses import dataclass
 from functools import cached_property
-from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from msgspec.structs import replace
-
 from ostro.core.errors import UsageError
 from ostro.core.media.inputs import Inputs
-from ostro.core.media.parts import split_media
 from ostro.core.messages.commands import AdapterInfo, LoadAdapter, ReadAdapter, UnloadAdapter
-from ostro.core.messages.outputs import Finish, TokenLogprobs, TokenOutput
 from ostro.core.messages.prompt import Prompt
 from ostro.core.messages.requests import AdapterRef
-from ostro.core.messages.text import ChoiceEnd, Event, text_of
-from ostro.core.messages.text_requests import ChatRequest
-from ostro.core.output import OutputParser
+from ostro.core.messages.text_requests import (
+    ChatRequest,
+    CompletionRequest,
+    MediaPart,
+    Message,
+)
 from ostro.core.pipeline import Continuation, SamplingDefaults, ServedModel, TextPipeline
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import ProgressCallback, resolve
 from ostro.core.tasks import Ranked, Sound, Transcript
 from ostro.core.tokenizer import Tokenizer
-from ostro.entrypoints.api.openai.tools import read_choice, read_tools
+from ostro.entrypoints.local_answer import LocalAnswer
 from ostro.entrypoints.local_engine import LocalClient, LocalEngine
 from ostro.entrypoints.local_pipelines import LocalPipelines
+from ostro.entrypoints.local_requests import (
+    PromptLike,
+    chat_request,
+    make_request,
+    refuse_upload,
+)
 from ostro.entrypoints.media import make_item
 from ostro.entrypoints.open import make_pipelines
-from ostro.entrypoints.operations.text import ChoiceBuilder, CompletionChoice
+from ostro.entrypoints.operations.text import CompletionChoice
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -51,24 +53,6 @@ T = TypeVar("T")
 
 Adapters = Sequence[str] | Mapping[str, float]
 """Names of adapters, or their scales by name."""
-
-PromptLike = str | Sequence[int] | Sequence[Mapping[str, Any]] | Prompt
-"""Text, messages ({"role": ..., "content": ...}) with media among their parts, or token ids."""
-
-
-@dataclass(frozen=True)
-class Piece:
-    """One item of a stream: new text (may be empty), its token, and its log-probabilities.
-
-    Text that may begin a stop string is delayed until it is decided. The last item of choice
-    `index` has the reason `finish` and no token.
-    """
-
-    text: str
-    token: int | None = None
-    finish: str | None = None
-    logprobs: TokenLogprobs | None = None
-    index: int = 0
 
 
 class LocalModel(LocalPipelines):
@@ -146,198 +130,107 @@ class LocalModel(LocalPipelines):
 
     @overload
     def generate(
-        self,
-        x: PromptLike,
-        *,
-        adapters: Adapters = (),
-        parse_special: bool = True,
-        n: None = None,
-        **sampling: Any,
+        self, x: PromptLike, *, adapters: Adapters = (), n: None = None, **arguments: Any
     ) -> str: ...
 
     @overload
     def generate(
-        self,
-        x: PromptLike,
-        *,
-        adapters: Adapters = (),
-        parse_special: bool = True,
-        n: int,
-        **sampling: Any,
+        self, x: PromptLike, *, adapters: Adapters = (), n: int, **arguments: Any
     ) -> list[str]: ...
 
     def generate(
-        self,
-        x: PromptLike,
-        *,
-        adapters: Adapters = (),
-        parse_special: bool = True,
-        n: int | None = None,
-        **sampling: Any,
+        self, x: PromptLike, *, adapters: Adapters = (), n: int | None = None, **arguments: Any
     ) -> str | list[str]:
-        """Generate the answer to a prompt, or with `n` a list of n. See `stream` for arguments."""
-        given = sampling if n is None else {**sampling, "n": n}
-        texts: dict[int, list[str]] = {}
-        for piece in self.stream(x, adapters=adapters, parse_special=parse_special, **given):
-            texts.setdefault(piece.index, []).append(piece.text)
-        answers = ["".join(texts[index]) for index in sorted(texts)]
-        return answers[0] if n is None else answers
+        """Generate the answer to a prompt, or with `n` a list of n. See `stream` for arguments.
 
-    def stream(
-        self,
-        x: PromptLike,
-        *,
-        adapters: Adapters = (),
-        parse_special: bool = True,
-        chat: bool = False,
-        thinking_budget: int | None = None,
-        **sampling: Any,
-    ) -> Generator[Piece]:
-        """Yield the answer to a prompt while it is generated, one item per token.
+        The answer to messages is its text, without reasoning; `chat` returns both, and calls.
+        """
+        for name in ("tools", "tool_choice", "parallel_tool_calls"):
+            if arguments.get(name) is not None:
+                raise UsageError(f"{name}: use chat(), whose answer has tool calls")
+        answer = self.stream(x, adapters=adapters, n=n, **arguments)
+        texts = [choice.text for choice in answer.collect()]
+        return texts[0] if n is None else texts
 
-        `sampling` are fields of `Sampling`; missing ones have the values of `sampling_defaults`,
-        as over HTTP. The answer satisfies `schema` (a JSON schema, a pydantic model or a type), or
-        matches `regex`, `choice`, or a grammar: `lark`, `gbnf`, `yacc`, `structural_tag`.
-        `adapters` are names, or scales by name: {"sql": 0.5, "style": 0.7}. `parse_special` is that
-        of `prompt`. With `chat` a schema or grammar constrains the text behind the reasoning, which
-        has at most `thinking_budget` tokens; without it, the whole output. Closing the generator
-        aborts the request. Several streams may be open at once.
+    def stream(self, x: PromptLike, *, adapters: Adapters = (), **arguments: Any) -> LocalAnswer:
+        """Return the answer to a prompt, whose events can be read while it is generated.
+
+        Messages are a chat, as over HTTP; text and token ids are continued. `arguments` are fields
+        of `ostro.pipelines.ChatRequest` or `CompletionRequest`, with `tools`, `tool_choice` and
+        `response_format` as in OpenAI's API; missing ones have the values of `sampling_defaults`.
+        The text satisfies `schema` (a JSON schema, a pydantic model or a type), or matches `regex`,
+        `choice`, or a grammar: `lark`, `gbnf`, `yacc`, `structural_tag`. `adapters` are names, or
+        scales by name: {"sql": 0.5, "style": 0.7}.
         Raises UsageError, RequestError or AdapterError.
         """
-        text, refs = self.text, adapter_refs(adapters)
-        rules = text.sampling(sampling)
-        if rules.prompt_logprobs is not None:
-            raise UsageError("prompt_logprobs: use logits(), which returns all positions")
-        prompt = self.prompt(x, adapters=adapters, parse_special=parse_special)
-        if chat or thinking_budget is not None:
-            request = ChatRequest(messages=(), thinking_budget=thinking_budget)
-            template = self.template_of(refs)
-            rules = text.chat_sampling(rules, prompt.tokens, request, template=template)
-        continued = text.prepare(prompt, rules, adapters=refs)
-        ended: set[int] = set()
-        with closing(self.local.generate(continued.request)) as outputs:
-            for output in outputs:
-                if output.index in ended:
-                    continue
-                for piece in pieces_of(continued, output):
-                    if piece.finish is not None:
-                        ended.add(piece.index)
-                        if output.finish is None:  # a stop string; the engine sees tokens only
-                            self.engine.abort(output.id, output.index)
-                    yield piece
-                if continued.done:
-                    return
+        request, refs = make_request(x, arguments), adapter_refs(adapters)
+        return LocalAnswer(self.local, self.prepare(request, refs))
 
     def chat(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: str | Sequence[Mapping[str, Any] | Message],
         *,
-        tools: Sequence[Any] | None = None,
-        tool_choice: str | Mapping[str, Any] | None = None,
-        parallel_tool_calls: bool | None = None,
-        options: Mapping[str, Any] | None = None,
         adapters: Adapters = (),
-        thinking_budget: int | None = None,
-        **sampling: Any,
+        **arguments: Any,
     ) -> CompletionChoice:
         """Answer a conversation. The answer has `text`, `reasoning` and `tool_calls`.
 
-        `tools` are OpenAI's: {"type": "function", "function": {"name", "parameters", "strict"}}.
-        So are `tool_choice` ("auto", "none", "required", a function or allowed tools) and
-        `parallel_tool_calls`. A grammar enforces both, and the parameters of strict tools.
-        `options` are variables of the chat template, such as {"enable_thinking": False}. Reasoning
-        has at most `thinking_budget` tokens. `sampling` is that of `stream`, without n; a grammar
-        constrains the text alone. Raises what `stream` raises.
+        A text is one message of the user. `arguments` are those of `stream`, without n: also
+        `tools`, `tool_choice`, `parallel_tool_calls`, `thinking_budget`, `reasoning_effort`, and
+        `chat_template_kwargs`, variables of the chat template such as {"enable_thinking": False}.
+        A grammar enforces the choice of tools and the parameters of strict ones. Raises what
+        `stream` raises.
         """
-        text, refs = self.text, adapter_refs(adapters)
-        rules = text.sampling(sampling)
-        if rules.n != 1:
+        if arguments.get("n") not in (None, 1):
             raise UsageError("n: chat() returns one answer; call it again for another")
-        calls = read_choice(tool_choice)
-        request = ChatRequest(
-            messages=(),
-            tools=read_tools(tools),
-            tool_choice=calls.mode,
-            allowed_tools=calls.tools,
-            parallel_tool_calls=parallel_tool_calls,
-            thinking_budget=thinking_budget,
-            chat_template_kwargs=options or {},
-        )
-        template = self.template_of(refs)
-        prompt = self.chat_prompt(messages, request, template)
-        rules = text.chat_sampling(rules, prompt.tokens, request, template=template)
-        make = text.new_parser(prompt.tokens, request, template=template)
-        continued = text.prepare(prompt, rules, adapters=refs, parser=make)
-        builder = ChoiceBuilder()
-        with closing(self.local.generate(continued.request)) as outputs:
-            for output in outputs:
-                for event in continued.add(output):
-                    builder.add(event)
-                if continued.done:
-                    if output.finish is None:
-                        self.engine.abort(output.id, output.index)
-                    break
-        return builder.build()
+        request, refs = chat_request(messages, arguments), adapter_refs(adapters)
+        return LocalAnswer(self.local, self.prepare(request, refs)).collect()[0]
 
-    def parser(self, prompt: Prompt, *, adapters: Adapters = ()) -> OutputParser | None:
-        """Return a parser of the reasoning in the answer to a prompt of messages, None without."""
-        template = self.template_of(adapter_refs(adapters))
-        make = self.text.new_parser(prompt.tokens, ChatRequest(messages=()), template=template)
-        return None if make is None else make()
-
-    def encode(
-        self,
-        x: PromptLike,
-        *,
-        tools: Sequence[Any] | None = None,
-        parse_special: bool = True,
-        **options: Any,
-    ) -> list[int]:
+    def encode(self, x: PromptLike, *, adapters: Adapters = (), **arguments: Any) -> list[int]:
         """Return the token ids of a prompt. See `prompt` for arguments."""
-        return self.prompt(x, tools=tools, parse_special=parse_special, **options).tokens
+        return self.prompt(x, adapters=adapters, **arguments).tokens
 
-    def prompt(
-        self,
-        x: PromptLike,
-        *,
-        tools: Sequence[Any] | None = None,
-        adapters: Adapters = (),
-        parse_special: bool = True,
-        **options: Any,
-    ) -> Prompt:
+    def prompt(self, x: PromptLike, *, adapters: Adapters = (), **arguments: Any) -> Prompt:
         """Return the token ids of a prompt, with the media of its messages.
 
         Control tokens in a text become their ids, unless `parse_special` is False; those in
-        messages are text. `options` are variables of the chat template: the model's, or that of
-        the only adapter if it has one. Raises Unsupported for media that the model does not
-        support.
+        messages are text. `arguments` are those of `stream`. Messages are rendered with the model's
+        chat template, or that of the only adapter if it has one. Raises Unsupported for media that
+        the model does not support, and what `stream` raises.
         """
-        if isinstance(x, Prompt):
-            return x
-        if isinstance(x, str):
-            return Prompt(tokens=self.tokenizer.encode(x, parse_special=parse_special))
-        try:
-            items: list[Any] = list(x)
-            if not items or not isinstance(items[0], Mapping):
-                return Prompt(tokens=[index(token) for token in items])
-        except TypeError as error:
-            raise UsageError(f"expected text, messages or token ids as prompt: {error}") from None
-        request = ChatRequest(messages=(), tools=read_tools(tools), chat_template_kwargs=options)
-        return self.chat_prompt(items, request, self.template_of(adapter_refs(adapters)))
+        request = make_request(x, arguments)
+        if isinstance(request, CompletionRequest) and not request.suffix:
+            [prompt] = request.prompts
+            if isinstance(prompt, str):  # of any length
+                special = request.parse_special is not False
+                prompt = self.tokenizer.encode(prompt, parse_special=special)
+            return prompt if isinstance(prompt, Prompt) else Prompt(tokens=prompt)
+        made = self.prepare(request, adapter_refs(adapters)).request
+        return Prompt(tokens=list(made.tokens), items=made.items, positions=made.positions)
 
-    def chat_prompt(
-        self, messages: Sequence[Mapping[str, Any]], request: ChatRequest, template: str | None
+    def prepare(
+        self, request: ChatRequest | CompletionRequest, adapters: Sequence[AdapterRef]
+    ) -> Continuation:
+        """Return the continuation of a prompt. Raises RequestError and Unsupported."""
+        text = self.text
+        if isinstance(request, CompletionRequest):
+            [continuation] = text.prepare_completion(request, adapters=adapters)
+            return continuation
+        request = self.wait(text.attach_files(request, refuse_upload))
+        template = self.template_of(adapters)
+        return text.prepare_chat(request, self.insert_media, adapters=adapters, template=template)
+
+    def insert_media(
+        self,
+        tokens: Sequence[int],
+        media: Sequence[MediaPart],
+        check: Callable[[int], object] = lambda length: None,
     ) -> Prompt:
-        """Return the prompt of messages with their media; the rest is that of a request."""
-        plain, media = split_media(messages)
-        self.text.check_media(media)
-        tokens = self.text.encode_chat(plain, request, template=template)
-        if not media:
-            return Prompt(tokens=tokens)
-        assert self.inputs is not None, "`check_media` rejects media of text-only models"
-        return self.inputs.expand_placeholders(
-            tokens, [make_item(medium, self.inputs) for medium in media]
-        )
+        """Return a prompt with its media. See `ostro.pipelines.InsertMedia`."""
+        assert self.inputs is not None, "the pipeline refuses media of text-only models"
+        check(len(tokens))  # a placeholder becomes one token at least
+        items = [make_item(medium, self.inputs) for medium in media]
+        return self.inputs.expand_placeholders(tokens, items)
 
     def logits(self, x: PromptLike, *, adapters: Adapters = ()) -> Tensor:
         """Return logits [T, vocab] float32 of every position of a prompt."""
@@ -508,28 +401,6 @@ class LocalModel(LocalPipelines):
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def pieces_of(continued: Continuation, output: TokenOutput) -> list[Piece]:
-    """Return the items of a stream for an output: one per token, and one at the end of a choice."""
-    pieces, index = list[Piece](), output.index
-    for i, token in enumerate(output.tokens):
-        logprobs = None if output.logprobs is None else output.logprobs[i : i + 1]
-        events = continued.add(replace(output, tokens=[token], logprobs=logprobs, finish=None))
-        text = text_of(events)
-        pieces.append(Piece(text, token, logprobs=logprobs[0] if logprobs else None, index=index))
-        if ended := finish_of(events):
-            return [*pieces, Piece("", finish=ended, index=index)]
-    if output.finish is not None:
-        events = continued.add(replace(output, tokens=[], logprobs=None))
-        finish = finish_of(events) or output.finish
-        pieces.append(Piece(text_of(events), finish=finish, index=index))
-    return pieces
-
-
-def finish_of(events: Iterable[Event]) -> Finish | None:
-    """Return the reason why a choice ended, None if it has not."""
-    return next((event.finish for event in events if isinstance(event, ChoiceEnd)), None)
 
 
 def outside_loop(work: Callable[[], T]) -> T:

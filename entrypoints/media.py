@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,33 @@ ARRAYS = {
     "audio": "float32 [n], in -1..1",
 }
 """Arrays of each kind."""
+
+
+def read_medium(part: Any, where: str) -> MediaPart | None:
+    """Return the medium in one part of a message; None for another part.
+
+    A part is {"type": "image", "image": X}, or with `path`, `url` or `data`; likewise video and
+    audio. In OpenAI's API the types are image_url, input_image, audio_url, video_url and
+    input_audio. Raises RequestError for a part that holds no medium.
+    """
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if not isinstance(kind, str) or kind == "text":
+        return None
+    plain = kind.removesuffix("_url").removeprefix("input_")
+    if plain not in ARRAYS:
+        return None
+    value = None
+    if kind == "input_audio":
+        audio = part.get("input_audio")
+        data = audio.get("data") if isinstance(audio, Mapping) else None
+        value = f"data:;base64,{data}" if isinstance(data, str) else None
+    else:
+        names = (kind, plain, f"{plain}_url", "path", "url", "data")
+        value = next((part[name] for name in names if part.get(name) is not None), None)
+        value = value.get("url") if isinstance(value, Mapping) else value
+    if value is None:
+        raise RequestError(f"{where}: a part of type {kind!r:.40} holds no {plain}", param=where)
+    return MediaPart(plain, value)
 
 
 def make_item(medium: MediaPart, inputs: Inputs) -> Item:

@@ -33,6 +33,7 @@ ROOMS = (
     "core/tokenizer",
     "adapters",
     "architectures",
+    "entrypoints",
     "entrypoints/api",
     "entrypoints/bench",
     "entrypoints/cli",
@@ -475,8 +476,8 @@ CORE: Mapping[str, Mapping[str, Change]] = {
     },
     "core/media/parts.py": {
         "any-number-of-media": (
-            "    check_count(media)",
-            "    len(media)",
+            "if len(media) > MAX_MEDIA:",
+            "if len(media) > 10 * MAX_MEDIA:",
         ),
     },
     "core/media/sound.py": {
@@ -1116,6 +1117,10 @@ PLUGINS: Mapping[str, Mapping[str, Change]] = {
             'if finish == "stop" and self._called and not isinstance',
             "if self._called and not isinstance",
         ),
+        "token-ids-have-logprobs": (
+            "[entry for _, _, entry in due] if self._logprobs else None",
+            "[entry for _, _, entry in due]",
+        ),
     },
     "plugins/pipelines/text/infill.py": {
         "suffix-follows-the-prefix": (
@@ -1124,13 +1129,13 @@ PLUGINS: Mapping[str, Mapping[str, Change]] = {
         ),
     },
     "plugins/pipelines/text/sampling.py": {
+        "constraint-and-grammar-of-a-processor": (
+            "if GRAMMAR in processors:",
+            "if False:",
+        ),
         "best-of-may-be-less-than-n": (
             "not (request.n or 1) <= request.best_of <= MAX_BEST_OF",
             "not 1 <= request.best_of <= MAX_BEST_OF",
-        ),
-        "request-cannot-fill-the-context": (
-            "if wanted is not None and prompt + wanted > context:",
-            "if wanted is not None and prompt + wanted >= context:",
         ),
     },
     "plugins/logits/grammar/schema.py": {
@@ -1163,6 +1168,10 @@ PLUGINS: Mapping[str, Mapping[str, Change]] = {
         ),
     },
     "plugins/pipelines/text/prepare.py": {
+        "request-cannot-fill-the-context": (
+            "if wanted is not None and prompt + wanted > context:",
+            "if wanted is not None and prompt + wanted >= context:",
+        ),
         "a-grammar-of-the-whole-output-is-enclosed": (
             "answer is not None and (",
             "False and (",
@@ -1171,12 +1180,6 @@ PLUGINS: Mapping[str, Mapping[str, Change]] = {
     "plugins/pipelines/text/conversation.py": {
         "result-of-a-tool-without-its-call": (
             'if message.role == "tool" and message.tool_call_id not in known:',
-            "if False:",
-        ),
-    },
-    "plugins/pipelines/text/structure.py": {
-        "constraint-and-grammar-of-a-processor": (
-            "if GRAMMAR in processors:",
             "if False:",
         ),
     },
@@ -1309,6 +1312,27 @@ ENTRYPOINTS: Mapping[str, Mapping[str, Change]] = {
         "others-may-read-the-keys": (
             "os.O_RDWR | os.O_CREAT, 0o600)",
             "os.O_RDWR | os.O_CREAT, 0o644)",
+        ),
+    },
+    "entrypoints/local_answer.py": {
+        "interrupt-loses-text": (
+            "            events += self._continuation.add(output)",
+            "            self._continuation.add(output)",
+        ),
+        "one-answer-of-several": (
+            "range(self._continuation.request.sampling.n)",
+            "range(1)",
+        ),
+    },
+    "entrypoints/local_requests.py": {
+        "older-name-wins": ("if new in stated:", "if False:"),
+        "choice-of-tools-is-dropped": (
+            "request.allowed_tools = calls.mode, calls.tools",
+            "request.allowed_tools = None, calls.tools",
+        ),
+        "media-follow-texts": (
+            "[media.get(i, part) for i, part in",
+            "[media.get(i + 1, part) for i, part in",
         ),
     },
     "entrypoints/api/openai/bodies.py": {

@@ -97,6 +97,11 @@ OTHERS: Mapping[str, Sequence[str]] = {
         "tests/entrypoints/http/test_keys.py",
     ],
     "entrypoints/http/stream.py": ["tests/entrypoints/http/test_disconnect.py"],
+    "entrypoints/local_answer.py": ["tests/entrypoints/test_python.py"],
+    "entrypoints/local_requests.py": [
+        "tests/entrypoints/test_same_request.py",
+        "tests/entrypoints/test_python.py",
+    ],
     "entrypoints/operations": ["tests/entrypoints/http"],
     "entrypoints/http/workers": ["tests/entrypoints/http/test_workers.py"],
     "plugins/caches": ["tests/core/engine"],
@@ -104,6 +109,7 @@ OTHERS: Mapping[str, Sequence[str]] = {
     "plugins/logits": ["tests/entrypoints/http/test_structured_output.py"],
     "plugins/pipelines/image": ["tests/entrypoints/http/test_openai.py"],
     "plugins/pipelines/speech": ["tests/entrypoints/http/test_audio.py"],
+    "plugins/pipelines/text/choice.py": ["tests/entrypoints/test_python.py"],
     "plugins/pipelines/text/best.py": ["tests/entrypoints/http/test_completions.py"],
     "plugins/pipelines/text": [
         "tests/entrypoints/http/test_openai.py",

@@ -21,9 +21,10 @@ class Event(msgspec.Struct, kw_only=True):
 class Text(Event):
     """The next piece of a choice's text.
 
-    If logprobs were requested, `tokens` are the tokens whose text starts in this piece, `logprobs`
-    their log probabilities (None for the first token of a prompt), and `offsets` the positions of
-    their texts in characters.
+    If logprobs or token ids were requested, `tokens` are the tokens whose text starts in this
+    piece, and `offsets` the positions of their texts in characters; an empty piece has those of
+    reasoning and calls. `logprobs` are their log probabilities (None for the first token of a
+    prompt).
     """
 
     text: str = ""

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from ostro.core.messages.prompt import Prompt
 from ostro.core.messages.target import ModelTarget
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -25,7 +26,8 @@ class MediaPart(msgspec.Struct, frozen=True):
     """An image, a video or audio among the parts of a message.
 
     kind   image, video or audio
-    value  an address, which may be a data URL; in Python also what `split_media` accepts
+    value  an address, which may be a data URL; in Python also a path, bytes, an image
+           or an array
     """
 
     kind: str
@@ -137,7 +139,10 @@ class TextRequest(ModelTarget, kw_only=True):
     """The fields that chats and completions share. None stands for the default.
 
     logits_processors  parameters of installed logits processors, by name
+    logprobs           how many alternatives to report with the log probability of each token; 0:
+                       that of the token alone, None: no log probabilities
     max_total_tokens   limits the tokens of prompt and output together, as a shorter context
+    return_token_ids   whether the events of the text have the ids of its tokens
     speculate          False turns speculative decoding off, and draws each forced token
     """
 
@@ -167,7 +172,9 @@ class TextRequest(ModelTarget, kw_only=True):
     cache_salt: str | None = None
     priority: int | None = None
     speculate: bool | None = None
+    logprobs: int | None = None
     prompt_logprobs: int | None = None
+    return_token_ids: bool | None = None
     constraint: Constraint | None = None
     logits_processors: Mapping[str, Any] = {}
 
@@ -175,7 +182,6 @@ class TextRequest(ModelTarget, kw_only=True):
 class ChatRequest(TextRequest, kw_only=True):
     """A conversation that the assistant continues.
 
-    logprobs              whether the answer has log probabilities, of `top_logprobs` alternatives
     tool_choice           whether the model may call tools (auto), must (required) or must not
     allowed_tools         the names of the tools that it may call; None: all
     thinking_budget       limits the tokens of the reasoning, which then ends and the answer begins
@@ -183,8 +189,6 @@ class ChatRequest(TextRequest, kw_only=True):
     """
 
     messages: Sequence[Message]
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
     tools: Sequence[Tool] = ()
     tool_choice: Literal["auto", "none", "required"] | None = None
     allowed_tools: Sequence[str] | None = None
@@ -197,14 +201,13 @@ class ChatRequest(TextRequest, kw_only=True):
 
 
 class CompletionRequest(TextRequest, kw_only=True):
-    """Prompts to continue, each text or token ids.
+    """Prompts to continue, each text, token ids, or token ids with media.
 
     Control tokens in a text become their ids, unless `parse_special` is false; with a `suffix` they
     are text, unless it is true.
     """
 
-    prompts: Sequence[str | list[int]]
-    logprobs: int | None = None
+    prompts: Sequence[str | list[int] | Prompt]
     echo: bool | None = None
     suffix: str | None = None
     parse_special: bool | None = None

@@ -40,6 +40,7 @@ def too_long(limit: int, tokens: int | None = None) -> ContextLengthExceeded:
     """The error for a prompt of `tokens` tokens, None where they were not all counted."""
     found = f"more than {limit}" if tokens is None else tokens
     return ContextLengthExceeded(
-        f"the context is {limit} tokens and the prompt has {found}; shorten the prompt",
+        f"the context is {limit} tokens and the prompt has {found}; shorten the prompt, or load "
+        "with a larger --context",
         param="prompt",
     )

@@ -6,27 +6,26 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ostro.core.errors import RequestError, Unsupported, UsageError
+from ostro.core.errors import RequestError, UsageError
 from ostro.entrypoints.cli import writes_unicode
 from ostro.entrypoints.cli.chat.adapters import parse_choice
-from ostro.entrypoints.cli.chat.answers import (
-    make_prompt,
-    parts_of_answer,
-    print_answer,
-    stream_answer,
-)
+from ostro.entrypoints.cli.chat.answers import print_answer, start_answer
 from ostro.entrypoints.cli.chat.attachments import (
+    check_media,
     read_attachment,
     read_piped,
     split_inputs,
 )
-from ostro.entrypoints.cli.chat.base_model import continues_text, report_base_model
-from ostro.entrypoints.cli.chat.conversation import Conversation, user_message
-from ostro.entrypoints.cli.chat.display import open_display
+from ostro.entrypoints.cli.chat.base_model import report_base_model
+from ostro.entrypoints.cli.chat.conversation import (
+    Conversation,
+    read_sampling,
+    user_message,
+)
+from ostro.entrypoints.cli.chat.display import PlainDisplay, open_display
 from ostro.entrypoints.cli.options import (
     SAMPLING,
     add_adapter_options,
@@ -41,7 +40,7 @@ from ostro.entrypoints.progress import loading
 
 if TYPE_CHECKING:
     from ostro.core.pipeline import ServedModel
-    from ostro.entrypoints.local_model import LocalModel, Piece
+    from ostro.entrypoints.local_model import LocalModel
 
 KINDS = ("image", "audio", "video", "file")
 """Options that attach files."""
@@ -153,20 +152,10 @@ def load(args: argparse.Namespace) -> LocalModel:
 
     def check(model: ServedModel) -> None:
         report_base_model(model, args)
-        check_media(model, args.attachments)
+        check_media(model, args.attachments)  # before its weights are read
 
     with loading() as report:
         return load_text(parse_settings(args), args.plugin, progress=report, check=check)
-
-
-def check_media(model: ServedModel, parts: Sequence[Mapping[str, Any]]) -> None:
-    """Raise Unsupported for media and a text model, before its weights are read."""
-    media = [part["type"] for part in parts if part["type"] != "text"]
-    if media and model.architecture.inputs is None:
-        raise Unsupported(
-            f"{model.name} accepts text only, not {media[0]}; `ostro models PATTERN` shows what "
-            "other models accept"
-        )
 
 
 def chat(
@@ -286,19 +275,16 @@ def make_conversation(args: argparse.Namespace) -> Conversation:
 
     Raises UsageError for a sampling parameter out of range.
     """
-    import msgspec
-
-    from ostro.core.messages.requests import Sampling, unusual_values
+    from ostro.core.messages.requests import unusual_values
 
     applied = args.apply or [entry.partition("=")[0] for entry in args.adapters]
     values = {name: getattr(args, name) for name in SAMPLING}
-    checked = {**values, "n": args.choices, "logprobs": args.logprobs}
     if args.thinking_budget is not None and args.thinking_budget < 0:
         raise UsageError(f"--thinking-budget {args.thinking_budget} is negative")
     if args.max_tokens == 0:
         raise UsageError("-n 0 generates nothing; use at least 1")
     try:
-        msgspec.convert({k: x for k, x in checked.items() if x is not None}, Sampling).checked()
+        read_sampling({**values, "n": args.choices, "logprobs": args.logprobs})
     except RequestError as error:
         raise UsageError(str(error)) from None
     if warning := unusual_values(values):
@@ -357,28 +343,23 @@ def print_answers(model: LocalModel, args: argparse.Namespace, conversation: Con
 
     JSON has index, text, reasoning if there is any, tokens, finish and logprobs.
     """
-    prompt = make_prompt(model, conversation, raw=args.raw)
-    plain = continues_text(model, conversation, raw=args.raw)
-    rules = {"n": args.choices or 1, "logprobs": args.logprobs}
-    answers: dict[int, list[Piece]] = {}
-    for piece in stream_answer(model, conversation, prompt, plain=plain, **rules):
-        answers.setdefault(piece.index, []).append(piece)
-    for index, pieces in sorted(answers.items()):
-        tokens = pieces[:-1]
+    arguments = {"n": args.choices, "logprobs": args.logprobs}
+    answer, display = start_answer(model, conversation, raw=args.raw, **arguments), PlainDisplay()
+    for choice in answer.collect():
         if not args.json:
-            print("".join(piece.text for piece in pieces))
+            if choice.reasoning:
+                display.reason(choice.reasoning)
+            display.write(choice.text)
+            display.finish()
             continue
-        parser = None if plain else model.parser(prompt, adapters=conversation.adapters)
-        parts = list(parts_of_answer(parser, pieces, model))
-        reasoning = "".join(part.text for part in parts if part.marker)
-        found: dict[str, Any] = {
-            "index": index,
-            "text": "".join(part.text for part in parts if not part.marker),
-            **({"reasoning": reasoning} if reasoning else {}),
-            "tokens": [piece.token for piece in tokens],
-            "finish": pieces[-1].finish,
+        fields: dict[str, Any] = {
+            "index": choice.index,
+            "text": choice.text,
+            **({"reasoning": choice.reasoning} if choice.reasoning else {}),
+            "tokens": choice.tokens,
+            "finish": choice.finish,
         }
         if args.logprobs is not None:
-            each = [piece.logprobs for piece in tokens if piece.logprobs is not None]
-            found["logprobs"] = [{"logprob": x.logprob, "top": x.top} for x in each]
-        print(json.dumps(found, ensure_ascii=not writes_unicode()))
+            entries = [entry for entry in choice.logprobs or () if entry is not None]
+            fields["logprobs"] = [{"logprob": x.logprob, "top": x.top} for x in entries]
+        print(json.dumps(fields, ensure_ascii=not writes_unicode()))

@@ -50,10 +50,10 @@ class ChoiceBuilder:
         match event:
             case Text():
                 self._texts.append(event.text)
+                choice.tokens += event.tokens
+                choice.offsets += event.offsets
                 if event.logprobs is not None:
                     choice.logprobs = [*(choice.logprobs or ()), *event.logprobs]
-                    choice.tokens += event.tokens
-                    choice.offsets += event.offsets
                 choice.prompt_logprobs = choice.prompt_logprobs or event.prompt_logprobs
             case Reasoning():
                 self._reasoning.append(event.text)

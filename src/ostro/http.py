@@ -11,7 +11,7 @@ Starlette in its place (`read_form`, `read_request`, `respond`, `EventStream`).
 from __future__ import annotations
 
 from ostro.core.records import Content, EventFormat, Handler, RequestBody
-from ostro.entrypoints.api.openai.bodies import ChatBody, CompletionBody
+from ostro.entrypoints.api.openai.bodies import ChatBody, CompletionBody, read_logprobs
 from ostro.entrypoints.api.openai.tools import read_tools
 from ostro.entrypoints.http.asgi import Application
 from ostro.entrypoints.http.body import read_form, read_json, read_request
@@ -102,6 +102,7 @@ __all__ = [
     "parse_query",
     "read_form",
     "read_json",
+    "read_logprobs",
     "read_request",
     "read_tools",
     "request_id",

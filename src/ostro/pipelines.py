@@ -9,7 +9,7 @@ from ostro.core.chat import RESERVED as RESERVED_TEMPLATE_VARIABLES
 from ostro.core.chat import ChatTemplate, missing_template, prompt_tokens
 from ostro.core.chat.messages import TemplateFeatures
 from ostro.core.ipc.client import AsyncEngine
-from ostro.core.media.parts import check_count, split_media
+from ostro.core.media.parts import check_count
 from ostro.core.media.process import MediaSource
 from ostro.core.media.sound import Samples, resample
 from ostro.core.media.worker import MediaWorker
@@ -53,6 +53,7 @@ from ostro.core.pipeline import (
     Answer,
     CheckpointSummary,
     Continuation,
+    InsertMedia,
     ReadFile,
     SamplingDefaults,
     ServedModel,
@@ -132,6 +133,7 @@ __all__ = [
     "ImagePipeline",
     "ImageProgress",
     "ImageUsage",
+    "InsertMedia",
     "JobOutput",
     "JsonSchema",
     "MaskProcessor",
@@ -194,7 +196,6 @@ __all__ = [
     "parse_request",
     "prompt_tokens",
     "resample",
-    "split_media",
     "text_of",
     "token_name",
     "tokenizer_errors",

@@ -23,7 +23,8 @@ import ostro
 from ostro.core.records import STARTER, Settings
 from ostro.core.tokenizer.detokenizer import token_name
 from ostro.entrypoints.cli import main
-from ostro.entrypoints.local_model import LocalModel, Piece
+from ostro.entrypoints.local_model import LocalModel
+from ostro.entrypoints.operations.text import CompletionChoice
 
 pytestmark = pytest.mark.process
 
@@ -81,18 +82,14 @@ class Served:
         stream = self.model.stream(
             prompt, adapters=asked.adapters, n=asked.n, logprobs=asked.logprobs, **asked.sampling
         )
-        choices: dict[int, list[Piece]] = {}
-        for piece in stream:
-            choices.setdefault(piece.index, []).append(piece)
-        return [self.joined(pieces) for _, pieces in sorted(choices.items())]
+        return [self.of_choice(choice) for choice in stream.collect()]
 
-    def joined(self, pieces: Sequence[Piece]) -> Answer:
-        *each, last = pieces
-        entries = [piece.logprobs for piece in each if piece.logprobs is not None]
+    def of_choice(self, choice: CompletionChoice) -> Answer:
+        entries = [entry for entry in choice.logprobs or () if entry is not None]
         return Answer(
-            text="".join(piece.text for piece in pieces),
-            finish=last.finish or "",
-            tokens=[self.token_text(piece.token or 0) for piece in each] if entries else [],
+            text=choice.text,
+            finish=choice.finish or "",
+            tokens=[self.token_text(token) for token in choice.tokens],
             logprobs=[entry.logprob for entry in entries],
             top=[[value for _, value in entry.top] for entry in entries],
         )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from safetensors.torch import save_file
 from tiny.model import CONFIG, TEMPLATE, change_weights, make_gguf, make_model, make_weights
 
 import ostro
+from ostro.core.deprecated import RemovedInOstro1
 from ostro.core.errors import (
     ContextLengthExceeded,
     OstroError,
@@ -24,11 +27,14 @@ from ostro.core.errors import (
     UsageError,
 )
 from ostro.core.messages.outputs import TokenOutput
-from ostro.core.messages.requests import Sampling, TokenRequest
+from ostro.core.messages.requests import TokenRequest
+from ostro.core.messages.text import ChoiceEnd, Event, Text, text_of
+from ostro.core.messages.text_requests import ChatRequest, CompletionRequest, Message
 from ostro.core.pipeline import parse
 from ostro.core.records import Settings
 from ostro.entrypoints.api.openai.bodies import ChatBody
 from ostro.entrypoints.local_model import LocalModel
+from ostro.entrypoints.local_requests import make_request, types_of
 from ostro.entrypoints.python import load_text
 from ostro.plugins.conformance.parity import BAR, deviation
 
@@ -117,24 +123,33 @@ def test_control_tokens_in_a_text_are_parsed_and_those_in_messages_are_text(
     assert answers == [model.generate(ids, **GREEDY) for ids in (parsed, plain)]
 
 
-def test_a_stream_has_one_item_per_token(model: LocalModel, truth: Any) -> None:
-    *pieces, last = model.stream("hello", **GREEDY)
-    assert [p.token for p in pieces] == continued(truth, model.encode("hello"), 12)
-    assert (last.token, last.finish) == (None, "length")
-    assert all(piece.finish is None and piece.logprobs is None for piece in pieces)
-    assert "".join(p.text for p in (*pieces, last)) == model.generate("hello", **GREEDY)
+def tokens_of(events: Iterable[Event]) -> list[int]:
+    """The ids that events report."""
+    return [token for event in events if isinstance(event, Text) for token in event.tokens]
+
+
+def test_a_stream_has_the_events_of_its_tokens(model: LocalModel, truth: Any) -> None:
+    answer = model.stream("hello", return_token_ids=True, **GREEDY)
+    *events, last = answer
+    tokens = continued(truth, model.encode("hello"), 12)
+    assert tokens_of(events) == tokens and last == ChoiceEnd("length")
+    assert all(isinstance(event, Text) and event.logprobs is None for event in events)
+    assert (answer.usage.prompt, answer.usage.completion) == (len(model.encode("hello")), 12)
+    text = "".join(model.stream("hello", **GREEDY).text_stream)
+    assert text == "".join(e.text for e in events) == model.generate("hello", **GREEDY)
+    assert tokens_of(model.stream("hello", **GREEDY)) == []
 
 
 def test_a_stream_can_carry_logprobs(model: LocalModel) -> None:
     prompt = model.encode("hello")
-    *pieces, _ = model.stream(prompt, logprobs=2, **GREEDY)
-    tokens = [piece.token for piece in pieces]
-    every = model.logits([*prompt, *tokens]).log_softmax(-1)
-    for i, piece in enumerate(pieces):
+    [answer] = model.stream(prompt, logprobs=2, **GREEDY).collect()
+    assert answer.logprobs is not None and len(answer.logprobs) == 12
+    every = model.logits([*prompt, *answer.tokens]).log_softmax(-1)
+    for i, (token, entry) in enumerate(zip(answer.tokens, answer.logprobs, strict=True)):
         row = every[len(prompt) + i - 1]
-        assert piece.logprobs.token == piece.token == piece.logprobs.top[0][0]
-        assert piece.logprobs.logprob == pytest.approx(float(row[piece.token]), abs=1e-3)
-        assert len(piece.logprobs.top) == 2
+        assert entry is not None and entry.token == token == entry.top[0][0]
+        assert entry.logprob == pytest.approx(float(row[token]), abs=1e-3)
+        assert len(entry.top) == 2
 
 
 def test_leaving_a_stream_frees_its_blocks(model: LocalModel) -> None:
@@ -155,36 +170,36 @@ def test_streams_may_run_at_once(model: LocalModel) -> None:
     alone = [model.generate(prompt, **GREEDY) for prompt in prompts]
     streams = [model.stream(prompt, **GREEDY) for prompt in prompts]
     said = ["", "", ""]
-    for pieces in zip(*streams, strict=True):
-        said = [text + piece.text for text, piece in zip(said, pieces, strict=True)]
+    for events in zip_longest(*streams):
+        said = [text + text_of([e]) for text, e in zip(said, events, strict=True)]
     assert said == alone
-    first, second = (model.stream(prompt, **GREEDY) for prompt in prompts[:2])
+    first, second = (model.stream(p, return_token_ids=True, **GREEDY) for p in prompts[:2])
     next(first), next(second)
     first.close()
-    assert len([piece for piece in second if piece.token is not None]) == 11
+    assert len(tokens_of(second)) == 11
 
 
 def test_a_stop_string_ends_an_answer_and_stays_out(model: LocalModel) -> None:
     whole = model.generate("hello", **GREEDY)
     stop = whole[5:7]
     for given in (stop, [stop], ("never said", stop)):
-        *_, last = pieces = list(model.stream("hello", stop=given, **GREEDY))
-        assert "".join(piece.text for piece in pieces) == whole[: whole.index(stop)]
-        assert last.finish == "stop"
+        [answer] = model.stream("hello", stop=given, **GREEDY).collect()
+        assert answer.text == whole[: whole.index(stop)]
+        assert (answer.finish, answer.stopped_by) == ("stop", stop)
     assert not model.engine.live
     least = model.generate("hello", stop=stop, min_tokens=12, **GREEDY)
     assert least == whole, "a stop string counts after min_tokens only"
 
 
 def test_an_end_of_text_token_is_not_in_the_text(tiny: Path, model: LocalModel) -> None:
-    end = [p.token for p in model.stream("hello", **GREEDY)][3]
-    *pieces, last = model.stream("hello", stop_ids=[end], **GREEDY)
-    assert len(pieces) == 3 and last.finish == "stop"
+    end = tokens_of(model.stream("hello", return_token_ids=True, **GREEDY))[3]
+    *events, last = model.stream("hello", stop_token_ids=[end], **GREEDY)
+    assert len(events) == 3 and last == ChoiceEnd("stop", end)
 
 
 def test_sampling_is_refused_by_name(model: LocalModel) -> None:
     good = model.generate("hello", **GREEDY)
-    with pytest.raises(UsageError, match="parameter heat; expected temperature, top"):
+    with pytest.raises(UsageError, match="unknown argument heat; expected n, max_tokens, stop"):
         model.generate("hello", heat=1)
     with pytest.raises(UsageError, match=r"temperature"):
         model.generate("hello", temperature="hot")
@@ -192,8 +207,14 @@ def test_sampling_is_refused_by_name(model: LocalModel) -> None:
         model.generate("hello", stop=5)
     with pytest.raises(RequestError, match=r"n=0 is not within 1..64"):
         model.generate("hello", n=0)
-    with pytest.raises(UsageError, match=r"prompt_logprobs"):
-        model.generate("hello", prompt_logprobs=1)
+    with pytest.raises(UsageError, match=r"thinking_budget needs messages as prompt"):
+        model.generate("hello", thinking_budget=1)
+    with pytest.raises(UsageError, match=r"echo needs a text or token ids as prompt"):
+        model.generate(HELLO, echo=True)
+    with pytest.raises(UsageError, match=r"unknown argument best_of"):
+        model.generate("hello", best_of=2)
+    with pytest.raises(UsageError, match=r"tools: use chat\(\)"):
+        model.generate(HELLO, tools=[WEATHER])
     with pytest.raises(RequestError, match=r"top_p=1.5 is not within 0..1"):
         model.generate("hello", top_p=1.5)
     assert model.generate("hello", **GREEDY) == good
@@ -206,21 +227,90 @@ def test_several_answers_come_from_one_prompt(model: LocalModel) -> None:
     assert second == model.generate("hello", **{**rules, "seed": 6})
     assert model.generate("hello", n=1, **rules) == [first]
     stop = second[3:5]
-    pieces = list(model.stream("hello", n=2, stop=stop, **rules))
-    texts = ["".join(p.text for p in pieces if p.index == i) for i in (0, 1)]
-    assert texts[1] == second[: second.index(stop)]
-    ends = {p.index: p.finish for p in pieces if p.finish}
-    assert len([p for p in pieces if p.finish]) == 2 and ends[1] == "stop"
+    events = list(model.stream("hello", n=2, stop=stop, **rules))
+    assert text_of(e for e in events if e.index == 1) == second[: second.index(stop)]
+    ends = [event for event in events if isinstance(event, ChoiceEnd)]
+    assert len(ends) == 2 and {end.index: end.finish for end in ends}[1] == "stop"
     assert not model.engine.live
 
 
-def test_every_sampling_parameter_has_its_name(model: LocalModel) -> None:
-    neutral = Sampling(temperature=0, max_tokens=3)
-    skipped = {"n", "prompt_logprobs"}
-    given = {f: getattr(neutral, f) for f in Sampling.__struct_fields__ if f not in skipped}
-    assert model.generate("hello", **given) == model.generate(
-        "hello", **{**GREEDY, "max_tokens": 3}
-    )
+def test_every_argument_reaches_the_request() -> None:
+    own: dict[str, Any] = {
+        "stop": ["a"],
+        "stop_token_ids": [7],
+        "logit_bias": {5: 0.5},
+        "logits_processors": {"mine": 1},
+        "dry_sequence_breakers": ["a"],
+        "reasoning_effort": "low",
+        "chat_template_kwargs": {"a": 1},
+        "cache_salt": "a",
+        "suffix": "a",
+    }
+    for prompt, kind in (("hello", CompletionRequest), (HELLO, ChatRequest)):
+        for name in types_of(kind).keys() - {"tools", "tool_choice"}:
+            value = own.get(name, True if "bool" in str(types_of(kind)[name]) else 3)
+            assert getattr(make_request(prompt, {name: value}), name) == value
+    request = make_request(HELLO, {"tools": [WEATHER], "tool_choice": "required"})
+    assert isinstance(request, ChatRequest) and request.tool_choice == "required"
+    assert [tool.name for tool in request.tools] == ["weather"]
+
+
+def test_older_names_of_arguments_warn() -> None:
+    for old, new, value in (
+        ("stop_ids", "stop_token_ids", [5]),
+        ("processors", "logits_processors", {"grammar": {"regex": "a"}}),
+        ("options", "chat_template_kwargs", {"enable_thinking": False}),
+    ):
+        with pytest.warns(RemovedInOstro1, match=f"{old} is deprecated; write {new}"):
+            assert getattr(make_request(HELLO, {old: value}), new) == value
+        with pytest.raises(UsageError, match=f"{old} is the older name of {new}"):
+            make_request(HELLO, {old: value, new: value})
+
+
+def test_an_interrupted_answer_loses_no_text(
+    model: LocalModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What may begin a stop string is withheld until the interrupt."""
+    stream = model.stream("hello", n=2, max_tokens=500, ignore_eos=True)
+    next(stream)
+    ends = [event for event in stream.interrupt() if isinstance(event, ChoiceEnd)]
+    assert [(end.index, end.finish) for end in ends] == [(0, "abort"), (1, "abort")]
+    assert not model.engine.live and not list(stream)
+
+    def outputs(request: TokenRequest) -> Iterator[TokenOutput]:
+        for token in model.tokenizer.encode("hell", special=False):
+            yield TokenOutput(id=request.id, tokens=[token])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(model.local, "generate", outputs)
+    stream, events = model.stream("hello", stop="ello"), list[Event]()
+    with pytest.raises(KeyboardInterrupt):
+        for event in stream:
+            events.append(event)
+    assert text_of(events) == "h"
+    assert stream.interrupt() == [Text("ell"), ChoiceEnd("abort")]
+
+
+def test_messages_are_those_of_the_server(model: LocalModel) -> None:
+    plain = model.chat(HELLO, **GREEDY)
+    assert model.chat("hello", **GREEDY) == plain
+    assert model.chat([Message(role="user", content="hello")], **GREEDY) == plain
+    parts = [{"role": "user", "content": [{"type": "text", "text": "hel"}, "lo"]}]
+    assert model.chat(parts, **GREEDY).text
+    data = base64.b64encode(b"hello").decode()
+    file = {"type": "file", "file": {"filename": "a.txt", "file_data": data}}
+    attached = model.encode([{"role": "user", "content": [file]}])
+    assert attached == model.encode([{"role": "user", "content": "File a.txt:\n\nhello"}])
+    for messages, words in (
+        ([], "messages: got 0"),
+        ([{**HELLO[0], "weight": 1}], r"unknown field 'messages\[0\].weight'"),
+        ([{**HELLO[0], "role": "critic"}], r"messages\[0\]: unknown role 'critic'"),
+        ([{"role": "user", "content": [{"type": "file", "file": {"file_id": "f"}}]}], "file_id f:"),
+        ([*HELLO, {"role": "assistant", "content": "a"}], "the last message has the role"),
+        ([{"role": "assistant", "refusal": "no", "content": ["a"]}], "refusal excludes content"),
+    ):
+        with pytest.raises(RequestError, match=words):
+            model.chat(messages)
 
 
 @pytest.mark.parametrize(
@@ -233,9 +323,9 @@ def test_every_sampling_parameter_has_its_name(model: LocalModel) -> None:
         (5, UsageError, "text, messages or token ids"),
         ([1, 320], RequestError, r"token id 320 is not within 0\.\.319"),
         ([-1], RequestError, r"token id -1 is not within 0\.\.319"),
-        ([5] * 1025, ContextLengthExceeded, "1025 tokens and the context 1024"),
+        ([5] * 1025, ContextLengthExceeded, "has 1025|1025 tokens"),
         (["hello", "you"], UsageError, "text, messages or token ids"),
-        ([*HELLO, "and you"], RequestError, r"messages\[1\] is not an object"),
+        ([*HELLO, "and you"], RequestError, r"messages\[1\]: Expected `object`, got `str`"),
         ([{"content": "hello"}], RequestError, r"messages\[0\].role"),
         ([{"role": "user", "content": 5}], RequestError, r"messages\[0\].content"),
     ],
@@ -277,9 +367,11 @@ def test_settings_are_refused_by_name(tiny: Path, settings: dict[str, Any], mess
 def test_a_context_is_filled_to_its_last_token(tiny: Path) -> None:
     with ostro.load(tiny, context=20) as model:
         for length, said in ((16, 4), (19, 1)):
-            pieces = list(model.stream([5] * length, max_tokens=said, ignore_eos=True))
-            assert sum(piece.token is not None for piece in pieces) == said
-        with pytest.raises(ContextLengthExceeded, match="20 tokens and the context 20: 21"):
+            answer = model.stream([5] * length, max_tokens=said, ignore_eos=True)
+            assert answer.collect() and answer.usage.completion == said
+            with pytest.raises(ContextLengthExceeded, match=f"20 tokens, but 21.*{length} in"):
+                model.generate([5] * length, max_tokens=said + 1)
+        with pytest.raises(ContextLengthExceeded, match="20 tokens and the prompt has 20"):
             model.generate([5] * 20, max_tokens=1)
         assert model.logits([5] * 20).shape == (20, 320)
         with pytest.raises(ContextLengthExceeded, match="21 tokens and the context 20"):
@@ -401,7 +493,7 @@ def speak(model: LocalModel, monkeypatch: pytest.MonkeyPatch, text: str) -> None
         yield TokenOutput(id=request.id, finish="stop")
 
     monkeypatch.setattr(model.local, "generate", outputs)
-    monkeypatch.setattr(model.engine, "abort", lambda *names: None)
+    monkeypatch.setattr(model.engine, "abort", lambda *names: [])
 
 
 CITY = {

@@ -19,6 +19,7 @@ from ostro.core.engine.processors import Processors
 from ostro.core.errors import RequestError, UsageError
 from ostro.entrypoints.cli import main
 from ostro.entrypoints.local_model import LocalModel
+from ostro.entrypoints.local_requests import schema_of
 
 TINY: dict[str, Any] = {"temperature": 1, "max_tokens": 90}
 
@@ -52,13 +53,8 @@ def model(folder: Path) -> Iterator[LocalModel]:
 
 def ended(model: LocalModel, **arguments: Any) -> list[str]:
     """The answers of four choices that end by themselves."""
-    texts: dict[int, str] = {}
-    found = []
-    for piece in model.stream("hello", n=4, seed=5, **TINY, **arguments):
-        texts[piece.index] = texts.get(piece.index, "") + piece.text
-        if piece.finish == "stop":
-            found.append(texts[piece.index])
-    return found
+    answers = model.stream("hello", n=4, seed=5, **TINY, **arguments).collect()
+    return [answer.text for answer in answers if answer.finish == "stop"]
 
 
 def test_answers_have_the_type(model: LocalModel) -> None:
@@ -71,12 +67,9 @@ def test_answers_have_the_type(model: LocalModel) -> None:
     assert ended(model, schema={"const": 7}) == ["7"] * 4
 
 
-def test_a_dataclass_has_a_schema(model: LocalModel) -> None:
-    rules = model.text.sampling({"schema": Point})
-    schema = rules.processors["grammar"]["json_schema"]
-    assert schema["$defs"]["Point"]["required"] == ["x", "on"]
-    nested = model.text.sampling({"schema": list[Pair]}).processors["grammar"]["json_schema"]
-    assert nested["items"] == {"$ref": "#/$defs/Pair"}
+def test_a_dataclass_has_a_schema() -> None:
+    assert schema_of(Point)["$defs"]["Point"]["required"] == ["x", "on"]
+    assert schema_of(list[Pair])["items"] == {"$ref": "#/$defs/Pair"}
 
 
 def test_answers_match_a_grammar(model: LocalModel) -> None:
@@ -99,7 +92,7 @@ def test_contradictions_are_refused(model: LocalModel) -> None:
     for arguments, error, words in (
         ({"schema": {"type": 7}}, RequestError, "schema: #/type: 7"),
         ({"schema": 7}, UsageError, "schema: 7 has no JSON schema"),
-        ({"regex": "a", "choice": ["a"]}, UsageError, "regex, choice: one grammar"),
+        ({"regex": "a", "choice": ["a"]}, UsageError, "regex, choice: one constraint"),
         ({"regex": "a", "ignore_eos": True}, RequestError, "ignore_eos and structured output"),
         ({"regex": "(?=a)"}, RequestError, "look-around"),
     ):

@@ -87,8 +87,10 @@ def test_logits_and_streams_see_it_too(model: LocalModel) -> None:
     prompt = model.prompt(message)
     logits = model.logits(message)
     assert len(logits) == len(prompt.tokens) and prompt.items[0].rows == 64
-    first = next(model.stream(prompt, temperature=0)).token
-    assert first == int(logits[-1].argmax())
+    rules = {"temperature": 0, "max_tokens": 1, "return_token_ids": True}
+    for given in (prompt, message):
+        [answer] = model.stream(given, **rules).collect()
+        assert answer.tokens == [int(logits[-1].argmax())]
     other = [asked({"type": "image", "image": picture(7, 64, 64)}, "hello")]
     assert not logits[-1].allclose(model.logits(other)[-1])
 

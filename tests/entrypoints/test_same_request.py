@@ -22,6 +22,7 @@ from ostro.core.messages.text_requests import (
     ToolCall,
 )
 from ostro.entrypoints.api.openai.bodies import ChatBody
+from ostro.entrypoints.local_requests import make_request
 from ostro.entrypoints.operations.decoding import decode
 from ostro.entrypoints.operations.models import ModelEntry
 from ostro.entrypoints.operations.responses.request import (
@@ -67,11 +68,32 @@ REQUEST = ChatRequest(
     constraint=Constraint(JsonSchema(SCHEMA), "response_format"),
     max_tokens=50,
     stop=["END"],
-    logprobs=True,
-    top_logprobs=2,
+    logprobs=2,
     **SAMPLING,
 )
 """What OpenAI's chats can state."""
+
+
+CALL = {"name": "look", "arguments": json.dumps(ARGUMENTS)}
+CALLED: list[dict[str, Any]] = [
+    {
+        "role": "assistant",
+        "content": "I look.",
+        "reasoning_content": "It is small.",
+        "tool_calls": [{"id": "call_1", "type": "function", "function": CALL}],
+    },
+    {"role": "tool", "tool_call_id": "call_1", "content": "It has whiskers."},
+]
+OPENAI: dict[str, Any] = {
+    "tools": [
+        {"type": "function", "function": FUNCTION},
+        {"type": "function", "function": {"name": "wait", "parameters": PARAMETERS}},
+    ],
+    "tool_choice": {"type": "function", "function": {"name": "look"}},
+    "parallel_tool_calls": False,
+    "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}},
+}
+"""Messages and fields in OpenAI's form, which HTTP and Python share."""
 
 
 def bytes_of(body: dict[str, Any]) -> bytes:
@@ -79,7 +101,6 @@ def bytes_of(body: dict[str, Any]) -> bytes:
 
 
 def openai_request() -> tuple[ChatRequest, ChatRequest]:
-    call = {"name": "look", "arguments": json.dumps(ARGUMENTS)}
     body: dict[str, Any] = {
         "messages": [
             {"role": "system", "content": "Be brief."},
@@ -90,21 +111,9 @@ def openai_request() -> tuple[ChatRequest, ChatRequest]:
                     {"type": "text", "text": "Which animal?"},
                 ],
             },
-            {
-                "role": "assistant",
-                "content": "I look.",
-                "reasoning_content": "It is small.",
-                "tool_calls": [{"id": "call_1", "type": "function", "function": call}],
-            },
-            {"role": "tool", "tool_call_id": "call_1", "content": "It has whiskers."},
+            *CALLED,
         ],
-        "tools": [
-            {"type": "function", "function": FUNCTION},
-            {"type": "function", "function": {"name": "wait", "parameters": PARAMETERS}},
-        ],
-        "tool_choice": {"type": "function", "function": {"name": "look"}},
-        "parallel_tool_calls": False,
-        "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}},
+        **OPENAI,
         "max_completion_tokens": 50,
         "stop": "END",
         "logprobs": True,
@@ -197,7 +206,7 @@ def anthropic_request() -> tuple[ChatRequest, ChatRequest]:
     }
     constraint = Constraint(JsonSchema(SCHEMA), "output_config.format")
     request = conversation.chat_request(decode(bytes_of(body), MessagesRequest))
-    return request, replace(REQUEST, constraint=constraint, logprobs=None, top_logprobs=None)
+    return request, replace(REQUEST, constraint=constraint, logprobs=None)
 
 
 def ollama_request() -> tuple[ChatRequest, ChatRequest]:
@@ -245,6 +254,24 @@ def ollama_request() -> tuple[ChatRequest, ChatRequest]:
     return conversion.chat_request(given, entry), expected
 
 
+def python_request() -> tuple[ChatRequest, ChatRequest]:
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "image", "image": IMAGE}, "Which animal?"]},
+        *CALLED,
+    ]
+    arguments: dict[str, Any] = {
+        **OPENAI,
+        "max_tokens": 50,
+        "stop": "END",
+        "logprobs": 2,
+        **SAMPLING,
+    }
+    request = make_request(messages, arguments)
+    assert isinstance(request, ChatRequest)
+    return request, replace(REQUEST, model=None)
+
+
 def plain(request: ChatRequest) -> Any:
     """A request as JSON, with the arguments of calls as objects."""
     fields = msgspec.json.decode(msgspec.json.encode(request))
@@ -256,7 +283,8 @@ def plain(request: ChatRequest) -> Any:
 
 
 @pytest.mark.parametrize(
-    "convert", [openai_request, responses_request, anthropic_request, ollama_request]
+    "convert",
+    [openai_request, responses_request, anthropic_request, ollama_request, python_request],
 )
 def test_one_chat_is_one_request(convert: Callable[[], tuple[ChatRequest, ChatRequest]]) -> None:
     request, expected = convert()

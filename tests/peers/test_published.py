@@ -124,8 +124,8 @@ def test_exact_logits_are_those_of_the_dequantized_model(published: Published) -
 def test_its_greedy_text_is_that_of_llama_cpp(published: Published) -> None:
     """A different token is allowed where the rounding of llama.cpp exceeds its lead."""
     with ostro.load(str(published.file), dtype="float32") as llm:
-        stream = llm.stream(published.prompt, temperature=0.0, max_tokens=COUNT)
-        ours = [piece.token for piece in stream if piece.token is not None]
+        rules = {"temperature": 0.0, "max_tokens": COUNT, "return_token_ids": True}
+        ours = llm.stream(published.prompt, **rules).collect()[0].tokens
         pairs = zip(ours, published.plain_text, strict=True)
         same = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
         if same is None:

@@ -40,10 +40,9 @@ IN_PROCESS = """
 import json, sys, ostro
 with ostro.load(sys.argv[1], dtype="float32") as text:
     prompt = text.encode(json.loads(sys.argv[2]))
-    pieces = list(text.stream(prompt, temperature=0, max_tokens=int(sys.argv[3]), ignore_eos=True))
-    tokens = [piece.token for piece in pieces if piece.token is not None]
-    answer = "".join(piece.text for piece in pieces)
-    print(json.dumps([ostro.__file__, prompt, tokens, answer]))
+    rules = {"temperature": 0, "max_tokens": int(sys.argv[3]), "ignore_eos": True}
+    [answer] = text.stream(prompt, return_token_ids=True, **rules).collect()
+    print(json.dumps([ostro.__file__, prompt, answer.tokens, answer.text]))
 """
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

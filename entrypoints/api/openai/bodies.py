@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 
 from ostro.core.errors import RequestError, Unsupported
+from ostro.core.messages.requests import MAX_LOGPROBS
 from ostro.core.messages.text_requests import (
     ChatRequest,
     CompletionRequest,
@@ -201,8 +202,7 @@ class ChatBody(TextBody, kw_only=True):
         return ChatRequest(
             **fields,
             messages=read_messages(self.messages),
-            logprobs=self.logprobs,
-            top_logprobs=self.top_logprobs,
+            logprobs=read_logprobs(self.logprobs, self.top_logprobs),
             tools=read_tools(self.tools),
             tool_choice=calls.mode,
             allowed_tools=calls.tools,
@@ -259,6 +259,17 @@ class CompletionBody(TextBody, kw_only=True):
 
 SHARED = sorted(set(TextRequest.__struct_fields__) & set(TextBody.__struct_fields__))
 """Fields of a body that mean the same in a request."""
+
+
+def read_logprobs(logprobs: bool | None, top_logprobs: int | None) -> int | None:
+    """Return `logprobs` of a `TextRequest`. Raises RequestError for a wrong `top_logprobs`."""
+    if not logprobs:
+        if top_logprobs is not None:
+            raise RequestError("top_logprobs needs logprobs=true", param="top_logprobs")
+        return None
+    if not 0 <= (top_logprobs or 0) <= MAX_LOGPROBS:
+        raise RequestError(f"top_logprobs is not within 0..{MAX_LOGPROBS}", param="top_logprobs")
+    return top_logprobs or 0
 
 
 def read_bias(bias: Mapping[str, float]) -> dict[int, float]:

@@ -89,10 +89,8 @@ def constraint_of(body: TextBody) -> Constraint | None:
 
 def constraints_of(body: TextBody) -> Iterator[Constraint]:
     """Yield the constraints of all fields."""
-    if (form := body.response_format) is not None:
-        check_format(form)
-        if form.type != "text":
-            yield Constraint(response_format(form), "response_format")
+    if (constraint := format_constraint(body.response_format)) is not None:
+        yield constraint
     if body.json_schema is not None:
         yield Constraint(JsonSchema(body.json_schema), "json_schema")
     if isinstance(body.grammar, str):
@@ -111,6 +109,14 @@ def constraints_of(body: TextBody) -> Iterator[Constraint]:
         yield Constraint(structured_output(body.structured_outputs), "structured_outputs")
 
 
+def format_constraint(form: ResponseFormat | None) -> Constraint | None:
+    """Return the constraint of OpenAI's `response_format`; None for text."""
+    if form is None:
+        return None
+    check_format(form)
+    return None if form.type == "text" else Constraint(format_value(form), "response_format")
+
+
 def check_format(form: ResponseFormat) -> None:
     """Raise RequestError for fields of `response_format` that its type lacks."""
     given = [name for name in FORMAT_FIELDS if getattr(form, name) is not None]
@@ -124,7 +130,7 @@ def check_format(form: ResponseFormat) -> None:
         )
 
 
-def response_format(form: ResponseFormat) -> JsonSchema | StructuralTag:
+def format_value(form: ResponseFormat) -> JsonSchema | StructuralTag:
     """Return the value of OpenAI's `response_format`, with `schema` as llama.cpp accepts it."""
     if form.type == "structural_tag":
         tag = {"structures": form.structures, "triggers": form.triggers, "format": form.format}

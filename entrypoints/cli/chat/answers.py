@@ -2,39 +2,26 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import sys
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ostro.core.errors import OstroError
-from ostro.core.messages.text import OutputEvent, Reasoning, Text
-from ostro.core.output import OutputParser
-from ostro.core.output import Piece as OutputPiece
+from ostro.core.messages.text import ChoiceEnd, Event, Reasoning, Text
 from ostro.entrypoints.cli.chat.base_model import continues_text, join_text
 from ostro.entrypoints.cli.chat.repetition import RepetitionGuard
 
 if TYPE_CHECKING:
-    from ostro.core.messages.prompt import Prompt
     from ostro.entrypoints.cli.chat.conversation import Conversation, Message
     from ostro.entrypoints.cli.chat.display import Display
+    from ostro.entrypoints.local_answer import LocalAnswer
     from ostro.entrypoints.local_engine import LocalEngine
-    from ostro.entrypoints.local_model import LocalModel, Piece
-
-TAG = re.compile(r"[<\[][\w:]+[>\]]")
-"""A marker of reasoning that plain output shows as it is; other markers become "<think>"."""
-
-
-class Part(NamedTuple):
-    """A piece of an answer; `marker` is the name of the marker of reasoning, "" for text."""
-
-    text: str
-    marker: str = ""
+    from ostro.entrypoints.local_model import LocalModel
 
 
 @dataclass
@@ -51,6 +38,15 @@ class ChatAnswer:
     first: float = 0.0
     seconds: float = 0.0
     finish: str | None = None
+
+    def add(self, event: Event) -> None:
+        """Record the next event."""
+        if isinstance(event, Reasoning):
+            self.reasoning += event.text
+        elif isinstance(event, Text):
+            self.text += event.text
+        elif isinstance(event, ChoiceEnd):
+            self.finish = event.finish
 
     @property
     def message(self) -> Message:
@@ -72,14 +68,23 @@ class ChatAnswer:
         )
 
 
-def make_prompt(model: LocalModel, conversation: Conversation, *, raw: bool = False) -> Prompt:
-    """The prompt of a conversation; with `raw` or without a chat template, its plain text."""
+def start_answer(
+    model: LocalModel, conversation: Conversation, *, raw: bool = False, **arguments: Any
+) -> LocalAnswer:
+    """The answer to a conversation; with `raw` or without a chat template, to its plain text.
+
+    `arguments` are those of `LocalModel.stream`.
+    """
+    arguments = {**conversation.sampling, "return_token_ids": True, **arguments}
     if continues_text(model, conversation, raw=raw):
-        return model.prompt(join_text(conversation), parse_special=conversation.parse_special)
-    options: dict[str, Any] = (
-        {} if conversation.think is None else {"enable_thinking": conversation.think}
-    )
-    return model.prompt(conversation.prompt, adapters=conversation.adapters, **options)
+        arguments["parse_special"] = conversation.parse_special
+        prompt: Any = join_text(conversation)
+    else:
+        if conversation.think is not None:
+            arguments["chat_template_kwargs"] = {"enable_thinking": conversation.think}
+        arguments["thinking_budget"] = conversation.thinking_budget
+        prompt = conversation.prompt
+    return model.stream(prompt, adapters=conversation.adapters, **arguments)
 
 
 def print_answer(
@@ -92,11 +97,11 @@ def print_answer(
     answer = ChatAnswer()
     with interruptible(model.local):
         try:
-            for part in generate(model, conversation, answer, raw=raw):
-                if part.marker:
-                    display.reason(part.text, part.marker)
-                else:
-                    display.write(part.text)
+            for event in generate(model, conversation, answer, raw=raw):
+                if isinstance(event, Reasoning):
+                    display.reason(event.text)
+                elif isinstance(event, Text) and event.text:
+                    display.write(event.text)
         except OstroError:
             if answer.tokens:
                 display.finish()
@@ -110,88 +115,34 @@ def print_answer(
 
 def generate(
     model: LocalModel, conversation: Conversation, answer: ChatAnswer, *, raw: bool
-) -> Iterator[Part]:
-    """Yield the parts of an answer and record them in `answer`. An interrupt ends it.
+) -> Iterator[Event]:
+    """Yield the events of an answer and record them in `answer`. An interrupt ends it.
 
     Without max_tokens, an answer that repeats itself ends, too.
     """
     start = time.perf_counter()
-    prompt = make_prompt(model, conversation, raw=raw)
-    answer.prompt_tokens = len(prompt.tokens)
-    plain = continues_text(model, conversation, raw=raw)
-    parser = None if plain else model.parser(prompt, adapters=conversation.adapters)
+    stream = start_answer(model, conversation, raw=raw)
     guard = None if "max_tokens" in conversation.sampling else RepetitionGuard()
-    stream = stream_answer(model, conversation, prompt, plain=plain)
     with closing(stream):
         try:
-            for piece in stream:
+            for event in stream:
                 answer.seconds = time.perf_counter() - start
                 answer.first = answer.first or answer.seconds
-                answer.tokens += piece.token is not None
-                answer.finish = piece.finish
-                for part in parts_of(parser, piece, model):
-                    yield record(answer, part)
-                if guard is not None and piece.token is not None and guard.add(piece.token):
+                answer.add(event)
+                yield event
+                tokens = event.tokens if isinstance(event, Text) else []
+                if guard is not None and any([guard.add(token) for token in tokens]):
                     answer.finish = "repetition"
                     break
         except KeyboardInterrupt:
             pass
-    if parser is not None:
-        for part in named(parser, parser.finish()):
-            yield record(answer, part)
-
-
-def stream_answer(
-    model: LocalModel, conversation: Conversation, prompt: Prompt, *, plain: bool, **sampling: Any
-) -> Generator[Piece]:
-    """Yield the answer to a prompt; with `plain` its continuation as a text without reasoning."""
-    return model.stream(
-        prompt,
-        adapters=conversation.adapters,
-        chat=not plain,
-        thinking_budget=conversation.thinking_budget,
-        **conversation.sampling,
-        **sampling,
-    )
-
-
-def parts_of(parser: OutputParser | None, piece: Piece, model: LocalModel) -> Iterable[Part]:
-    """Yield the parts that are known after a piece of a stream."""
-    if parser is None:
-        return [Part(piece.text)] if piece.text else []
-    control = ""
-    if piece.token in model.tokenizer.control_ids:
-        control = model.tokenizer.token(piece.token)
-    return named(parser, parser.add(OutputPiece(piece.text, control)))
-
-
-def parts_of_answer(
-    parser: OutputParser | None, pieces: Iterable[Piece], model: LocalModel
-) -> Iterator[Part]:
-    """Yield the parts of a whole answer."""
-    for piece in pieces:
-        yield from parts_of(parser, piece, model)
-    if parser is not None:
-        yield from named(parser, parser.finish())
-
-
-def named(parser: OutputParser, events: Iterable[OutputEvent]) -> Iterator[Part]:
-    """Yield the parts of events; a chat offers no tools, so that there are no calls."""
-    begin = parser.reasoning[0] if parser.reasoning else ""
-    for event in events:
-        if isinstance(event, Reasoning):
-            yield Part(event.text, begin if TAG.fullmatch(begin) else "<think>")
-        elif isinstance(event, Text):
-            yield Part(event.text)
-
-
-def record(answer: ChatAnswer, part: Part) -> Part:
-    """Append a part to the answer, and return it."""
-    if part.marker:
-        answer.reasoning += part.text
-    else:
-        answer.text += part.text
-    return part
+        finally:
+            answer.prompt_tokens, answer.tokens = stream.usage.prompt, stream.usage.completion
+    if answer.finish in (None, "repetition"):
+        for event in stream.interrupt():
+            if not isinstance(event, ChoiceEnd):
+                answer.add(event)
+                yield event
 
 
 @contextmanager

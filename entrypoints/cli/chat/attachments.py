@@ -8,12 +8,15 @@ import re
 import select
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ostro.core.errors import UsageError
+from ostro.core.errors import Unsupported, UsageError
+
+if TYPE_CHECKING:
+    from ostro.core.pipeline import ServedModel
 
 MAX_BYTES = 16 << 20
 """Limit on the size of a text."""
@@ -109,6 +112,16 @@ def read_attachment(file: str, kind: str | None = None) -> dict[str, Any]:
     # In a locale that is not UTF-8, the name has lone surrogates in the place of its bytes.
     name = path.name.encode(errors="surrogateescape").decode(errors="replace")
     return {"type": "text", "text": f"File {name}:\n\n{decode(data, file).strip()}"}
+
+
+def check_media(model: ServedModel, parts: Iterable[Mapping[str, Any]]) -> None:
+    """Raise Unsupported for media and a text model."""
+    media = [part["type"] for part in parts if part["type"] != "text"]
+    if media and model.architecture.inputs is None:
+        raise Unsupported(
+            f"{model.name} accepts text only, not {media[0]}; `ostro models PATTERN` shows what "
+            "other models accept"
+        )
 
 
 def decode(data: bytes, name: str) -> str:

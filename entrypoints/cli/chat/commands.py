@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from ostro.core.errors import OstroError, UsageError, nearest
 from ostro.core.messages.requests import unusual_values
-from ostro.core.messages.text_requests import MediaPart
 from ostro.entrypoints.cli.chat import conversation as files
 from ostro.entrypoints.cli.chat.adapters import ACTIONS, change_adapters, describe_adapters
-from ostro.entrypoints.cli.chat.attachments import read_attachment
+from ostro.entrypoints.cli.chat.attachments import check_media, read_attachment
 from ostro.entrypoints.cli.chat.base_model import continues_text
-from ostro.entrypoints.cli.chat.conversation import text_of
+from ostro.entrypoints.cli.chat.conversation import read_sampling, text_of
 from ostro.entrypoints.cli.chat.session import note
 
 if TYPE_CHECKING:
@@ -132,7 +131,7 @@ def set_parameter(session: Session, rest: str) -> None:
         sampling = {key: x for key, x in session.conversation.sampling.items() if key != name}
         if value != "default":
             sampling[name] = tuple(words_of(value)) if name == "stop" else value
-        checked = session.model.text.sampling(sampling)
+        checked = read_sampling(sampling, session.model.sampling_defaults.values)
         session.conversation.sampling = {
             key: getattr(checked, key, x) for key, x in sampling.items()
         }
@@ -185,8 +184,8 @@ def show_sampling(session: Session) -> None:
 
     Defaults of the model and of the fallback have their source in parentheses.
     """
-    given, sources = session.conversation.sampling, session.model.sampling_defaults.sources
-    values = session.model.text.sampling(given)
+    given, defaults = session.conversation.sampling, session.model.sampling_defaults
+    values, sources = read_sampling(given, defaults.values), defaults.sources
     for name in PARAMETERS:
         source = f" ({sources[name]})" if name in sources and name not in given else ""
         note(f"{'*' if name in given else ' '} {name} = {written(getattr(values, name))}{source}")
@@ -238,7 +237,7 @@ def load(session: Session, rest: str) -> None:
     file = file_of(session, rest, "/load FILE")
     found = files.load(file)
     try:
-        session.model.text.sampling(found.sampling)
+        read_sampling(found.sampling)
         session.model.mixture(found.adapters, [])
     except OstroError as error:
         raise UsageError(f"{file}: {error}") from None
@@ -267,9 +266,7 @@ def attach(kind: str | None) -> Callable[[Session, str], None]:
 
 def attach_part(session: Session, part: dict[str, Any]) -> None:
     """Attach a part to the next message. Raises an OstroError unless the model supports it."""
-    kind = part["type"]
-    if kind != "text":
-        session.model.text.check_media([MediaPart(kind, part[kind])])
+    check_media(session.model.model, [part])
     session.attachments.append(part)
 
 

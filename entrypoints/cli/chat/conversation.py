@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Required, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict
 
 import msgspec
 
 from ostro.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from ostro.core.messages.requests import Sampling
 
 MAX_BYTES = 64 << 20
 """Limit on the size of a file that /load reads."""
@@ -28,9 +31,8 @@ class Message(TypedDict, total=False):
 class Conversation(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The messages of a chat, and the settings of its next answer.
 
-    `sampling` are fields of `Sampling`; the model's defaults apply to the others. `adapters` are
-    scales by name. `think` enables or disables reasoning; None is the template's default.
-    `thinking_budget` limits its tokens.
+    `sampling` are arguments of `LocalModel.stream`. `adapters` are scales by name. `think` enables
+    or disables reasoning; None is the template's default. `thinking_budget` limits its tokens.
     `parse_special` converts control tokens in text without a template. `model` is the name of the
     model, in a file only.
     """
@@ -56,6 +58,22 @@ class Conversation(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """The index of the last message of a role, None if there is none."""
         found = (i for i, each in enumerate(self.messages) if each["role"] == role)
         return max(found, default=None)
+
+
+def read_sampling(values: Mapping[str, Any], defaults: Mapping[str, Any] = {}) -> Sampling:
+    """The sampling parameters of `Conversation.sampling`; `defaults` apply to the others.
+
+    Values may be texts. Raises UsageError for an unknown name or a wrong type, RequestError for a
+    value out of range.
+    """
+    from ostro.core.messages.requests import Sampling
+    from ostro.entrypoints.local_requests import make_request
+
+    request = make_request("", values)
+    known = {*Sampling.__struct_fields__} & {*request.__struct_fields__}
+    stated = {name: getattr(request, name) for name in values if name in known}
+    fields = {**defaults, **{name: x for name, x in stated.items() if x is not None}}
+    return Sampling(**{**fields, "stop": tuple(request.stop)}).checked()
 
 
 def text_of(message: Message) -> str:

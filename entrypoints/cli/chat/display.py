@@ -16,8 +16,8 @@ CONTROLS |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 class Display(Protocol):
     """Prints one answer after the other: its reasoning, its text, then `finish`."""
 
-    def reason(self, text: str, marker: str) -> None:
-        """Print a piece of reasoning; `marker` is the name of its marker."""
+    def reason(self, text: str) -> None:
+        """Print a piece of reasoning."""
         ...
 
     def write(self, text: str) -> None:
@@ -30,7 +30,7 @@ class Display(Protocol):
 
 
 class PlainDisplay:
-    """Prints the text as it is generated, reasoning between its markers.
+    """Prints the text as it is generated, reasoning between "<think>" and "</think>".
 
     On a terminal, control characters are visible characters.
     """
@@ -39,10 +39,10 @@ class PlainDisplay:
         self.closing = ""
         self.controls = CONTROLS if sys.stdout.isatty() else {}
 
-    def reason(self, text: str, marker: str) -> None:
+    def reason(self, text: str) -> None:
         if not self.closing:
-            self.closing = f"\n{marker[0]}/{marker[1:]}\n\n"
-            self._print(f"{marker}\n")
+            self.closing = "\n</think>\n\n"
+            self._print("<think>\n")
         self._print(text)
 
     def write(self, text: str) -> None:

@@ -91,7 +91,7 @@ class MarkdownDisplay:
         self.region = LiveRegion(self.console)
         self.growing = Growing()
 
-    def reason(self, text: str, marker: str) -> None:
+    def reason(self, text: str) -> None:
         growing = self.growing
         growing.thoughts += text.translate(CONTROLS)
         if growing.began is None:

@@ -344,8 +344,7 @@ def new_chat(request: InputTokensRequest, items: Sequence[Item]) -> ChatRequest:
             chat.tool_choice = choice
     if isinstance(request, ResponseRequest):
         chat.max_tokens = request.max_output_tokens
-        chat.logprobs = request.wants_logprobs or None
-        chat.top_logprobs = request.top_logprobs or None
+        chat.logprobs = request.top_logprobs or 0 if request.wants_logprobs else None
         chat.temperature, chat.top_p, chat.top_k = request.temperature, request.top_p, request.top_k
         chat.seed, chat.cache_salt = request.seed, request.cache_salt
     return chat

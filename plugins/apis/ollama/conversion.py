@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from ostro.errors import RequestError, Unsupported
-from ostro.http import ModelEntry, read_tools
+from ostro.http import ModelEntry, read_logprobs, read_tools
 from ostro.pipelines import (
     JSON_OBJECT,
     ChatRequest,
@@ -65,7 +65,6 @@ def request_of(
     """Return the request for messages; a final message of the assistant is continued."""
     continued = messages[-1].role == "assistant" and not messages[-1].tool_calls
     request = ChatRequest(messages=messages, tools=tools, continue_final_message=continued)
-    request.logprobs, request.top_logprobs = body.logprobs, body.top_logprobs
     set_shared_fields(request, body, entry)
     set_reasoning(request, body.think, entry)
     return request
@@ -78,12 +77,9 @@ def completion_request(body: OllamaGenerateRequest, entry: ModelEntry) -> Comple
             raise Unsupported(
                 f"{name}: not supported with raw or suffix, which use no chat template", param=name
             )
-    if body.top_logprobs is not None and not body.logprobs:
-        raise RequestError("top_logprobs needs logprobs=true", param="top_logprobs")
     request = CompletionRequest(
         prompts=[body.prompt],
         suffix=body.suffix or None,
-        logprobs=body.top_logprobs or 0 if body.logprobs else None,
     )
     set_shared_fields(request, body, entry)
     return request
@@ -97,6 +93,7 @@ def set_shared_fields(request: TextRequest, body: OllamaGeneration, entry: Model
     for name, reason in REJECTED.items():
         if getattr(body, name, None):
             raise Unsupported(f"{name}: {reason}", param=name)
+    request.logprobs = read_logprobs(body.logprobs, body.top_logprobs)
     request.model, request.adapter, request.adapters = entry.id, body.adapter, body.adapters
     request.constraint = constraint_of(body.format)
     set_sampling(request, body.options, entry)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,14 +17,16 @@ from ostro.plugins.pipelines.text.tools import CallRules
 class Chat:
     """A request, and what follows from it for a model.
 
-    tools     those that the prompt declares
-    rules     the calls that the answer may have
-    template  the chat template that renders the messages; None without one
-    format    the format of its outputs; None if nothing is parsed in them
+    tools         those that the prompt declares
+    declarations  these in the form that chat templates read; None without any
+    rules         the calls that the answer may have
+    template      the chat template that renders the messages; None without one
+    format        the format of its outputs; None if nothing is parsed in them
     """
 
     request: ChatRequest
     tools: Sequence[Tool]
+    declarations: Sequence[Mapping[str, Any]] | None
     rules: CallRules
     template: ChatTemplate | None
     format: OutputFormat | None

@@ -40,10 +40,11 @@ class ChoiceState:
         *,
         min_tokens: int = 0,
         logprobs: bool = False,
+        token_ids: bool = False,
         parser: OutputParser | None = None,
         controls: Mapping[int, str] | None = None,
     ) -> None:
-        """Stop strings count only after `min_tokens`; `logprobs`: report those of tokens.
+        """Stop strings count only after `min_tokens`; `logprobs` and `token_ids`: report them.
 
         `parser` finds reasoning and calls; `controls` are the spellings of control tokens for it
         and for stop strings.
@@ -57,7 +58,8 @@ class ChoiceState:
         self._min_tokens = min_tokens
         self._length = self._sent = self._undecided = 0
         self._called = False
-        self._entries: list[Entry] | None = [] if logprobs else None
+        self._logprobs = logprobs
+        self._entries: list[Entry] | None = [] if logprobs or token_ids else None
 
     def echo(
         self,
@@ -174,9 +176,9 @@ class ChoiceState:
         return [*ready, ChoiceEnd(finish, stopped_by, index=self.index)]
 
     def _ready(self, events: Sequence[OutputEvent], all: bool = False) -> list[Event]:
-        """The events to send, the first text with the logprobs of the tokens that start in them.
+        """The events to send, the first text with the tokens that start in them, if reported.
 
-        Reasoning and calls have no offsets: with them all known logprobs are sent.
+        Reasoning and calls have no offsets: with them all known tokens are sent.
         """
         text = text_of(events)
         self._sent += len(text)
@@ -193,7 +195,7 @@ class ChoiceState:
                 ready.insert(0, first)
             first.offsets = [at for at, _, _ in due]
             first.tokens = [token for _, token, _ in due]
-            first.logprobs = [entry for _, _, entry in due]
+            first.logprobs = [entry for _, _, entry in due] if self._logprobs else None
         for event in ready:
             event.index = self.index
         return list(ready)

@@ -41,14 +41,15 @@ class PromptContinuation:
         keep_stop: bool = False,
         echo: str | None = None,
         prompt_logprobs: bool = False,
+        token_ids: bool = False,
         first: int = 0,
         parser: Callable[[], OutputParser] | None = None,
         controls: Mapping[int, str] | None = None,
     ) -> None:
         """Stop strings stay in the text with `keep_stop`. `echo` is the prompt's text if the
-        response begins with it. `prompt_logprobs` are reported if requested; choices are numbered
-        from `first`. `parser` makes the parser of a choice; `controls` are the control tokens, for
-        it and for stop strings.
+        response begins with it. `prompt_logprobs` and `token_ids` are reported if requested;
+        choices are numbered from `first`. `parser` makes the parser of a choice; `controls` are the
+        control tokens, for it and for stop strings.
         """
         self.request, self.tokenizer, self.echo = request, tokenizer, echo
         self.prompt_logprobs = prompt_logprobs
@@ -69,6 +70,7 @@ class PromptContinuation:
                 Stop(stops, keep=keep_stop, controls=stopping),
                 min_tokens=rules.min_tokens,
                 logprobs=rules.logprobs is not None,
+                token_ids=token_ids,
                 parser=None if parser is None else parser(),
                 controls=controls,
             )

@@ -196,9 +196,11 @@ def size_of_message(message: Message) -> int:
     return sum(PART_BYTES + len(text) for text in texts)
 
 
-def size_of_prompt(prompt: str | Sequence[int]) -> int:
+def size_of_prompt(prompt: str | Sequence[int] | Prompt) -> int:
     """About the bytes of a prompt as JSON; a text counts by its characters."""
-    return len(prompt) if isinstance(prompt, str) else ID_BYTES * len(prompt)
+    if isinstance(prompt, str):
+        return len(prompt)
+    return ID_BYTES * len(prompt.tokens if isinstance(prompt, Prompt) else prompt)
 
 
 async def merged(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache, partial
 from secrets import token_hex
 from typing import Any
@@ -11,12 +12,13 @@ import msgspec
 from msgspec.structs import replace
 
 from ostro import Prompt
-from ostro.errors import RequestError, Unsupported, UsageError
+from ostro.errors import ContextLengthExceeded, RequestError, Unsupported
 from ostro.pipelines import (
     AdapterRef,
     ChatRequest,
     ChatTemplate,
     CompletionRequest,
+    InsertMedia,
     MediaPart,
     OutputParser,
     Sampling,
@@ -34,21 +36,12 @@ from ostro.plugins.pipelines.text.conversation import (
 )
 from ostro.plugins.pipelines.text.infill import InfillTokens
 from ostro.plugins.pipelines.text.parsing import NONE, OutputFormat, ends_with, output_format
-from ostro.plugins.pipelines.text.sampling import (
-    check_integers,
-    check_length,
-    describe_type_error,
-    sampling_of,
-)
-from ostro.plugins.pipelines.text.structure import BUDGET, GRAMMAR, check_ends, take_arguments
+from ostro.plugins.pipelines.text.sampling import BUDGET, GRAMMAR, sampling_of
 from ostro.plugins.pipelines.text.tools import (
     call_rules,
     declarations,
     shown_tools,
 )
-
-InsertMedia = Callable[..., Prompt]
-"""Expands the placeholders of media in a prompt; see `Text.fetch_media`."""
 
 NewParser = Callable[[], OutputParser]
 """Makes the parser of a choice."""
@@ -87,47 +80,30 @@ class Preparer:
         chosen = self.model.template if template is None else self.templates(template)
         chosen = None if chosen is None else chosen.for_tools(tools)
         form = None if chosen is None else self.formats(chosen)
-        return Chat(request=request, tools=tools, rules=rules, template=chosen, format=form)
+        return Chat(
+            request=request,
+            tools=tools,
+            declarations=declarations(tools),
+            rules=rules,
+            template=chosen,
+            format=form,
+        )
 
     def end_of(self, prompt: Sequence[int]) -> str:
         """The last characters of a prompt, its control tokens included."""
         return self.tokenizer.decode(prompt[-END_TOKENS:], skip_special=False)
 
-    def new_parser(
-        self, prompt: Sequence[int], request: ChatRequest, *, template: str | None = None
-    ) -> NewParser | None:
-        """The function that makes the parsers of a chat's choices; None if nothing is parsed.
-
-        Raises as `understand`.
-        """
-        return self.parsers(self.understand(request, template), self.end_of(prompt))
-
     def parsers(self, chat: Chat, prompt_end: str) -> NewParser | None:
-        """As `new_parser`, for a chat that is understood."""
+        """The function that makes the parsers of a chat's choices; None if nothing is parsed."""
         if chat.format is None:
             return None
         return partial(chat.format.parser, prompt_end, chat.tools, self.tokenizer.controls)
 
-    def chat_sampling(
-        self,
-        sampling: Sampling,
-        prompt: Sequence[int],
-        request: ChatRequest,
-        *,
-        template: str | None = None,
-    ) -> Sampling:
-        """The sampling of an answer in a chat, with the logits processors of its notation.
-
-        A grammar constrains the text of the answer, not its reasoning or calls; the tools and the
-        choice constrain the calls. Reasoning has at most `thinking_budget` tokens. Raises
-        Unsupported without a processor that this needs, RequestError for constraints that exclude
-        each other, and what `understand` raises.
-        """
-        chat, end = self.understand(request, template), self.end_of(prompt)
-        return self.with_budget(self.constrained(sampling, chat, end), chat, end)
-
     def with_budget(self, sampling: Sampling, chat: Chat, prompt_end: str) -> Sampling:
-        """The sampling, with the processor that ends reasoning if the chat has a budget of it."""
+        """The sampling, with the processor that ends reasoning if the chat has a budget of it.
+
+        Raises Unsupported without that processor, and if reasoning is not parsed.
+        """
         if chat.budget is None:
             return sampling
         name = "thinking_budget"
@@ -182,7 +158,7 @@ class Preparer:
         reasons = chat.budget != 0 and self.has_token(form.kind.reasoning)
         grammar = form.grammar(answer, prompt_end, rules, ids, reasons)
         processors = {**sampling.processors, GRAMMAR: grammar}
-        return check_ends(replace(sampling, processors=processors))
+        return replace(sampling, processors=processors)
 
     def has_token(self, markers: tuple[str, str] | None) -> bool:
         """Whether a token of the vocabulary is the marker that begins reasoning.
@@ -200,30 +176,17 @@ class Preparer:
         """The bytes of one token in a text, the name of a control token."""
         return self.tokenizer.piece(token)
 
-    def context_of(self, request: TextRequest | None) -> int:
+    def context_of(self, request: TextRequest) -> int:
         """The most tokens of prompt and output: those of the context, or fewer by the request.
 
         Raises RequestError for a number that is not positive.
         """
-        most = None if request is None else request.max_total_tokens
+        most = request.max_total_tokens
         if most is None:
             return self.model.context
         if most < 1:
             raise RequestError(f"max_total_tokens={most} is not positive", param="max_total_tokens")
         return min(most, self.model.context)
-
-    def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        request: ChatRequest,
-        *,
-        template: str | None = None,
-    ) -> list[int]:
-        """Token ids of messages in the form of chat templates; the rest is that of a request.
-
-        Raises as `understand` and `encode`.
-        """
-        return self.encode(self.understand(request, template), messages)
 
     def encode(
         self, chat: Chat, messages: Sequence[Mapping[str, Any]], limit: int | None = None
@@ -240,7 +203,7 @@ class Preparer:
             chat.template,
             self.tokenizer,
             messages,
-            declarations(chat.tools),
+            chat.declarations,
             chat.adds_prompt,
             chat.options,
             limit=limit,
@@ -252,19 +215,19 @@ class Preparer:
         prompt: Prompt,
         sampling: Sampling,
         *,
+        request: TextRequest,
         adapters: Sequence[AdapterRef] = (),
-        request: TextRequest | None = None,
         first: int = 0,
         parser: NewParser | None = None,
     ) -> PromptContinuation:
         """The continuation of one prompt, its choices numbered from `first`.
 
-        `parser` makes the parsers of their outputs.
-
-        `max_tokens` is limited to the rest of the context. `request` has the options of the output
-        besides sampling. Raises RequestError for a prompt that is empty or has unknown ids.
+        `parser` makes the parsers of their outputs. `max_tokens` is limited to the rest of the
+        context. `request` has the options of the output besides sampling. Raises RequestError for a
+        prompt that is empty or has unknown ids.
         """
         check_tokens(prompt.tokens, self.model.vocab)
+        check_ends(sampling)
         check_integers(sampling.processors)
         room, wanted = self.context_of(request) - len(prompt.tokens), sampling.max_tokens
         if room > 0:  # the engine refuses longer prompts
@@ -274,9 +237,9 @@ class Preparer:
             model=self.model.name,
             tokens=prompt.tokens,
             sampling=replace(sampling, max_tokens=wanted, stop=()),
-            priority=0 if request is None else request.priority or 0,
-            salt="" if request is None else request.cache_salt or "",
-            speculate=request is None or request.speculate is not False,
+            priority=request.priority or 0,
+            salt=request.cache_salt or "",
+            speculate=request.speculate is not False,
             adapters=tuple(adapters),
             items=prompt.items,
             positions=prompt.positions,
@@ -285,8 +248,9 @@ class Preparer:
             token_request,
             self.tokenizer,
             stops=sampling.stop,
-            keep_stop=request is not None and bool(request.include_stop_str_in_output),
-            prompt_logprobs=request is not None and request.prompt_logprobs is not None,
+            keep_stop=bool(request.include_stop_str_in_output),
+            prompt_logprobs=request.prompt_logprobs is not None,
+            token_ids=bool(request.return_token_ids),
             first=first,
             parser=parser,
             controls=self.controls,
@@ -344,7 +308,7 @@ class Preparer:
             raise missing_template(self.tokenizer)
         return chat.template.render(
             messages,
-            tools=declarations(chat.tools),
+            tools=chat.declarations,
             add_generation_prompt=chat.adds_prompt,
             until=chat.until,
             **chat.options,
@@ -393,27 +357,35 @@ class Preparer:
                 param="n",
             )
         for i, given in enumerate(prompts):
-            tokens = self.prompt_ids(given, request, infill)
-            check_length(sampling, len(tokens), context)
+            prompt = self.completion_prompt(given, request, infill)
+            check_length(sampling, len(prompt.tokens), context)
             rules = sampling
             if sampling.max_tokens is None and default_max_tokens is not None:
                 rules = replace(sampling, max_tokens=max(default_max_tokens, sampling.min_tokens))
-            prompt, first = Prompt(tokens=tokens), i * returned
-            one = self.prepare(prompt, rules, adapters=adapters, request=request, first=first)
+            first = i * returned
+            one = self.prepare(prompt, rules, request=request, adapters=adapters, first=first)
             one.returned, one.report_logprobs = returned, request.logprobs is not None
             if request.echo:
                 one.echoes_text = isinstance(given, str)
-                one.echo = given if isinstance(given, str) else self.tokenizer.decode(given)
+                one.echo = given if isinstance(given, str) else self.tokenizer.decode(prompt.tokens)
             continuations.append(one)
         return continuations
 
-    def prompt_ids(
-        self, given: str | list[int], request: CompletionRequest, infill: InfillTokens | None
-    ) -> list[int]:
-        """The token ids of a prompt; with `infill` of one between a prefix and a suffix.
+    def completion_prompt(
+        self,
+        given: str | list[int] | Prompt,
+        request: CompletionRequest,
+        infill: InfillTokens | None,
+    ) -> Prompt:
+        """The prompt of a completion; with `infill` one between a prefix and a suffix.
 
-        Raises ContextLengthExceeded for a text of more tokens than the context.
+        Raises ContextLengthExceeded for a text of more tokens than the context, RequestError for a
+        suffix after media.
         """
+        if isinstance(given, Prompt):
+            if infill is not None:
+                raise RequestError("suffix excludes a prompt with media", param="suffix")
+            return given
         stated = request.parse_special
         encode = partial(
             self.tokenizer.encode,
@@ -422,34 +394,11 @@ class Preparer:
             limit=self.model.context,
         )
         if infill is None:
-            return encode(given) if isinstance(given, str) else given
+            return Prompt(tokens=encode(given) if isinstance(given, str) else given)
         encode = partial(encode, special=False, start=False)
         before = encode(given) if isinstance(given, str) else given
         after = encode(request.suffix or "")
-        return [*self.tokenizer.prefix, *infill.prompt(before, after)]
-
-    def sampling(self, values: Mapping[str, Any]) -> Sampling:
-        """Sampling from fields of `Sampling`; the model's defaults apply to the others.
-
-        A grammar is an argument of its own: see `structure.ARGUMENTS`.
-        Raises UsageError for an unknown name or a wrong type, RequestError for values out of range.
-        """
-        values = take_arguments(values)
-        known = Sampling.__struct_fields__
-        if unknown := values.keys() - set(known):
-            raise UsageError(
-                f"unknown sampling parameter {', '.join(sorted(unknown))}; expected "
-                f"{', '.join(known)}"
-            )
-        if isinstance(values.get("stop"), str):
-            values = {**values, "stop": (values["stop"],)}
-        try:
-            rules = msgspec.convert(
-                {**self.model.sampling.values, **values}, Sampling, strict=False
-            )
-        except msgspec.ValidationError as error:
-            raise UsageError(describe_type_error(error, values)) from None
-        return check_ends(rules.checked(self.model.vocab))
+        return Prompt(tokens=[*self.tokenizer.prefix, *infill.prompt(before, after)])
 
 
 def size_of(messages: Sequence[Mapping[str, Any]]) -> int:
@@ -474,3 +423,45 @@ def check_tokens(tokens: Sequence[int], vocab: int) -> None:
     if min(tokens) < 0 or max(tokens) >= vocab:
         wrong = next(token for token in tokens if not 0 <= token < vocab)
         raise RequestError(f"token id {wrong} is not within 0..{vocab - 1}", param="prompt")
+
+
+def check_length(sampling: Sampling, prompt: int, context: int) -> None:
+    """Raise ContextLengthExceeded if a prompt and `max_tokens` exceed the context."""
+    wanted = sampling.max_tokens
+    if context - prompt < (wanted != 0):
+        raise ContextLengthExceeded(
+            f"the context is {context} tokens and the prompt has {prompt}; shorten the prompt, or "
+            "load with a larger --context",
+            param="prompt",
+        )
+    if wanted is not None and prompt + wanted > context:
+        raise ContextLengthExceeded(
+            f"the context is {context} tokens, but {prompt + wanted} are requested: {prompt} in "
+            f"the prompt and {wanted} to generate; shorten either",
+            param="max_tokens",
+        )
+
+
+def check_ends(sampling: Sampling) -> None:
+    """Raise RequestError for fields that contradict a grammar, which decides where it ends."""
+    for name in ("min_tokens", "ignore_eos"):
+        if GRAMMAR in sampling.processors and getattr(sampling, name):
+            raise RequestError(
+                f"{name} and structured output exclude each other: the grammar decides where the "
+                f"answer ends; leave {name} out",
+                param=name,
+            )
+
+
+def check_integers(processors: Mapping[str, Any]) -> None:
+    """Raise RequestError for an integer beyond 64 bits in the parameters of logits processors."""
+    for name, parameter in processors.items():
+        field = parameter.get("field") if isinstance(parameter, dict) else None
+        field = field if isinstance(field, str) else f"logits_processors.{name}"
+        try:
+            with suppress(TypeError):  # an object, which Python may pass to its own engine
+                msgspec.msgpack.encode(parameter)
+        except OverflowError:
+            raise RequestError(
+                f"{field:.80}: an integer is not within -2^63..2^64-1", param=field[:80]
+            ) from None

@@ -1,18 +1,30 @@
-"""Read and validate the sampling parameters of requests."""
+"""Sampling parameters and constraints of requests, as the engine and its processors take them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
-import msgspec
+from ostro.errors import RequestError
+from ostro.pipelines import (
+    Choices,
+    CompletionRequest,
+    Constraint,
+    Dry,
+    Grammar,
+    JsonSchema,
+    Regex,
+    Sampling,
+    StructuralTag,
+    TextRequest,
+    Tokenizer,
+)
 
-from ostro.errors import ContextLengthExceeded, RequestError
-from ostro.pipelines import ChatRequest, CompletionRequest, Dry, Sampling, TextRequest, Tokenizer
-from ostro.plugins.pipelines.text.structure import check_ends, processors_of
-
+GRAMMAR = "grammar"
+"""The name of the logits processor."""
+BUDGET = "reasoning_budget"
+"""The name of the logits processor that ends reasoning."""
 BREAKERS = ("\n", ":", '"', "*")
 """Strings that end a DRY match, as in text-generation-webui."""
 MAX_BREAKERS = 64
@@ -30,16 +42,6 @@ NAMES = {
     "dry.window": "dry_penalty_last_n",
 }
 """Fields of `Sampling` with other names in requests."""
-TYPES = {
-    "bool": "true or false",
-    "float": "a number",
-    "int": "an integer",
-    "str": "a text",
-    "array": "a list",
-    "null": "none",
-    "object": "an object",
-}
-"""The words of messages for the types of JSON."""
 
 
 def sampling_of(
@@ -61,15 +63,13 @@ def sampling_of(
     values["processors"] = processors_of(request)
     if request.top_k == -1:
         values["top_k"] = 0
-    if isinstance(request, ChatRequest):
-        values["logprobs"] = (request.top_logprobs or 0) if request.logprobs else None
     echoes = isinstance(request, CompletionRequest) and request.echo
     if echoes and values.get("logprobs") is not None:
         values.setdefault("prompt_logprobs", values["logprobs"])
     if isinstance(request, CompletionRequest) and ranks(request):
         values["n"], values["logprobs"] = request.best_of, request.logprobs or 0
     try:
-        sampling = check_ends(Sampling(**values).checked(vocab))
+        sampling = Sampling(**values).checked(vocab)
     except RequestError as error:
         name = error.param or ""
         if (own := NAMES.get(name)) is None:
@@ -93,9 +93,7 @@ def check(request: TextRequest) -> None:
         raise RequestError(f"cache_salt exceeds {MAX_SALT} characters", param="cache_salt")
     if not -MAX_PRIORITY <= (request.priority or 0) < MAX_PRIORITY:
         raise RequestError("priority is not within -2^31..2^31-1", param="priority")
-    if isinstance(request, ChatRequest):
-        check_chat(request)
-    elif isinstance(request, CompletionRequest):
+    if isinstance(request, CompletionRequest):
         if request.best_of is not None and not (request.n or 1) <= request.best_of <= MAX_BEST_OF:
             raise RequestError(f"best_of is not within n..{MAX_BEST_OF}", param="best_of")
         if request.suffix and request.echo:
@@ -105,14 +103,6 @@ def check(request: TextRequest) -> None:
 def ranks(request: CompletionRequest) -> bool:
     """Whether a request generates more choices than it returns."""
     return request.best_of is not None and request.best_of > (request.n or 1)
-
-
-def check_chat(request: ChatRequest) -> None:
-    """Raise RequestError for fields of a chat that contradict each other."""
-    if request.top_logprobs is not None and not request.logprobs:
-        raise RequestError("top_logprobs needs logprobs=true", param="top_logprobs")
-    if request.top_logprobs is not None and not 0 <= request.top_logprobs <= 20:
-        raise RequestError("top_logprobs is not within 0..20", param="top_logprobs")
 
 
 def dry_of(request: TextRequest, tokenizer: Tokenizer) -> Dry | None:
@@ -139,43 +129,33 @@ def dry_of(request: TextRequest, tokenizer: Tokenizer) -> Dry | None:
     return Dry(breakers=tuple(dict.fromkeys(ends)), **fields)
 
 
-def check_integers(processors: Mapping[str, Any]) -> None:
-    """Raise RequestError for an integer beyond 64 bits in the parameters of logits processors."""
-    for name, parameter in processors.items():
-        field = parameter.get("field") if isinstance(parameter, dict) else None
-        field = field if isinstance(field, str) else f"logits_processors.{name}"
-        try:
-            with suppress(TypeError):  # an object, which Python may pass to its own engine
-                msgspec.msgpack.encode(parameter)
-        except OverflowError:
-            raise RequestError(
-                f"{field:.80}: an integer is not within -2^63..2^64-1", param=field[:80]
-            ) from None
+def processors_of(request: TextRequest) -> dict[str, Any]:
+    """The parameters of logits processors of a request, a grammar among them.
 
-
-def check_length(sampling: Sampling, prompt: int, context: int) -> None:
-    """Raise ContextLengthExceeded if a prompt and `max_tokens` exceed the context."""
-    wanted = sampling.max_tokens
-    if context - prompt < (wanted != 0):
-        raise ContextLengthExceeded(
-            f"the context is {context} tokens and the prompt has {prompt}; shorten the prompt",
-            param="prompt",
+    Raises RequestError for two constraints of the output.
+    """
+    processors, constraint = dict(request.logits_processors), request.constraint
+    if constraint is None:
+        return processors
+    if GRAMMAR in processors:
+        raise RequestError(
+            f"logits_processors and {constraint.field} exclude each other; use one of them",
+            param=constraint.field,
         )
-    if wanted is not None and prompt + wanted > context:
-        raise ContextLengthExceeded(
-            f"the context is {context} tokens, but {prompt + wanted} are requested: {prompt} in "
-            f"the prompt and {wanted} to generate; shorten either",
-            param="max_tokens",
-        )
+    return {**processors, GRAMMAR: grammar_parameter(constraint)}
 
 
-def describe_type_error(error: msgspec.ValidationError, values: Mapping[str, Any]) -> str:
-    """The message for a parameter of another type: "seed: expected an integer, got 'a'"."""
-    fault, _, path = str(error).partition(" - at `$.")
-    path = path.strip("`")
-    name, expected = path.partition("[")[0].partition(".")[0], fault.split("`")[1:2]
-    kinds = [TYPES.get(kind, kind) for kind in "".join(expected).split(" | ")]
-    given = values.get(name)
-    if not kinds or name not in values:
-        return f"sampling: {error}"
-    return f"{path}: expected {' or '.join(kinds)}, got {given!r:.60}"
+def grammar_parameter(constraint: Constraint) -> dict[str, Any]:
+    """The parameter of the logits processor "grammar" for a constraint."""
+    match constraint.value:
+        case JsonSchema(schema=schema):
+            grammar: dict[str, Any] = {"json_schema": schema}
+        case Regex(pattern=pattern):
+            grammar = {"regex": pattern}
+        case Choices(texts=texts):
+            grammar = {"choice": texts}
+        case Grammar(notation=notation, text=text):
+            grammar = {notation: text}
+        case StructuralTag(value=tag):
+            grammar = {"structural_tag": tag}
+    return {**grammar, "field": constraint.field}

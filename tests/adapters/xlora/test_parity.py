@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 import ostro
+from ostro.core.messages.text import Text
 from ostro.entrypoints.local_model import LocalModel
 
 pytestmark = [
@@ -36,8 +38,8 @@ def engine(mixed: Any, **settings: Any) -> LocalModel:
 def said(
     model: LocalModel, adapters: Sequence[str] = (), prompt: Sequence[int] = PROMPT
 ) -> list[int]:
-    pieces = model.stream(prompt, adapters=adapters, **GREEDY)
-    return [piece.token for piece in pieces if piece.token is not None]
+    answer = model.stream(prompt, adapters=adapters, return_token_ids=True, **GREEDY)
+    return answer.collect()[0].tokens
 
 
 def by_hand(mixed: Any, prompt: Sequence[int] = PROMPT) -> list[int]:
@@ -102,10 +104,15 @@ def test_x_lora_does_not_depend_on_the_batch(model: LocalModel, mixed: Any) -> N
     prompts = [PROMPT, PROMPT[3:], PROMPT[::-1], PROMPT[5:30]]
     asked = [["x"], [], ["plain"], ["x"]]
     alone = [said(model, names, prompt) for names, prompt in zip(asked, prompts, strict=True)]
-    streams = [model.stream(p, adapters=a, **GREEDY) for p, a in zip(prompts, asked, strict=True)]
-    together = zip(*streams, strict=True)  # advance all streams, so that they share batches
-    rows = [[piece.token for piece in pieces] for pieces in together]
-    assert [[t for t in column if t is not None] for column in zip(*rows, strict=True)] == alone
+    streams = [
+        model.stream(p, adapters=a, return_token_ids=True, **GREEDY)
+        for p, a in zip(prompts, asked, strict=True)
+    ]
+    tokens = [list[int]() for _ in streams]
+    for events in zip_longest(*streams):  # advances all streams, so that they share batches
+        for row, event in zip(tokens, events, strict=True):
+            row += event.tokens if isinstance(event, Text) else []
+    assert tokens == alone
     assert alone[0] == by_hand(mixed) and alone[3] == by_hand(mixed, prompts[3])
     assert alone[1] != said(model, ["x"], prompts[1])
 

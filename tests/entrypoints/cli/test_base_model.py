@@ -10,10 +10,13 @@ import pytest
 from tiny.model import TEMPLATE, make_gguf
 
 from ostro.core.errors import UsageError
+from ostro.core.messages.outputs import TokenOutput
+from ostro.core.messages.requests import TokenRequest
 from ostro.entrypoints.cli.chat.base_model import join_text
 from ostro.entrypoints.cli.chat.conversation import Conversation
 from ostro.entrypoints.cli.chat.repetition import LENGTH, PERIOD, RepetitionGuard
-from ostro.entrypoints.local_model import LocalModel, Piece
+from ostro.entrypoints.local_engine import LocalEngine
+from ostro.entrypoints.local_model import LocalModel
 from ostro.entrypoints.python import load
 
 GREEDY = ("--temperature", "0", "-n", "8")
@@ -107,23 +110,22 @@ def test_messages_become_text() -> None:
             join_text(conversation(**fields))
 
 
-def repeated(*_: Any, max_tokens: int | None = None, **options: Any) -> Iterator[Piece]:
-    """A stream of one token, without an end unless `max_tokens` is given."""
-    count = 0
-    while count != max_tokens:
-        count += 1
-        yield Piece("a", token=5)
-    yield Piece("", finish="length")
+def repeated(engine: LocalEngine, request: TokenRequest) -> Iterator[TokenOutput]:
+    """Outputs of the first token of the prompt."""
+    assert request.sampling.max_tokens is not None
+    for _ in range(request.sampling.max_tokens):
+        yield TokenOutput(id=request.id, tokens=request.tokens[:1])
+    yield TokenOutput(id=request.id, finish="length")
 
 
 def test_an_answer_that_repeats_itself_ends(
     ostro, tiny: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LocalModel, "stream", repeated)
-    ran = ostro("run", "-m", tiny, "-i", "hello")
+    monkeypatch.setattr(LocalEngine, "generate", repeated)
+    ran = ostro("run", "-m", tiny, "-i", "aaa", "--raw")
     assert (ran.code, ran.out) == (0, "a" * LENGTH + "\n")
     assert "the answer repeats itself and was stopped" in ran.err
-    whole = ostro("run", "-m", tiny, "-i", "hello", "-n", "600")
+    whole = ostro("run", "-m", tiny, "-i", "aaa", "--raw", "-n", "600")
     assert (whole.out, whole.err) == ("a" * 600 + "\n", "")
 
 

@@ -9,16 +9,19 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 from tiny.model import TEMPLATE, make_model
 
 from ostro.core.errors import UsageError
+from ostro.core.messages.outputs import TokenOutput
+from ostro.core.messages.requests import TokenRequest
 from ostro.entrypoints.cli import run
 from ostro.entrypoints.cli.chat.answers import interruptible
-from ostro.entrypoints.local_model import LocalModel, Piece
+from ostro.entrypoints.local_engine import LocalEngine
+from ostro.entrypoints.local_model import LocalModel
 from ostro.entrypoints.python import load
 
 GREEDY = ("--temperature", "0", "-n", "12")
@@ -209,27 +212,24 @@ def test_a_conversation_that_grows_too_long_is_not_the_end(chat, model: LocalMod
     ran = chat(["hello " * 30, "/clear", "hello"], "--context", "64")
     assert ran.code == 0
     assert ran.out == reply_of(model, "hello") + "\n"
-    assert "the context 64" in ran.err and "/clear clears" in ran.err
+    assert "the context is 64 tokens" in ran.err and "/clear clears" in ran.err
     assert "the message was not added" in ran.err
 
 
 def test_an_interrupt_ends_the_answer_only(
     chat, model: LocalModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, stream = reply_of(model, "hello"), LocalModel.stream
+    whole, generate = reply_of(model, "hello"), LocalEngine.generate
 
-    def interrupted(self: LocalModel, *args: object, **kwargs: object) -> Iterator[Piece]:
-        monkeypatch.setattr(LocalModel, "stream", stream)
-        try:
-            for i, piece in enumerate(stream(self, *args, **kwargs)):
+    def interrupted(self: LocalEngine, request: TokenRequest) -> Iterator[TokenOutput]:
+        monkeypatch.setattr(LocalEngine, "generate", generate)
+        with closing(self.generate(request)) as outputs:
+            for i, output in enumerate(outputs):
                 if i == 5:
                     raise KeyboardInterrupt
-                yield piece
-        finally:
-            for id in list(self.engine.live):
-                self.engine.abort(id)
+                yield output
 
-    monkeypatch.setattr(LocalModel, "stream", interrupted)
+    monkeypatch.setattr(LocalEngine, "generate", interrupted)
     ran = chat(["hello", "good morning"])
     first, second = ran.out.split("\n", 1)
     assert ran.code == 0 and whole.startswith(first) and 0 < len(first) < len(whole)

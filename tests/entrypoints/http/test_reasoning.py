@@ -12,6 +12,7 @@ from tiny.model import make_model
 from tiny.server import RunningServer, serving
 
 import ostro
+from ostro.core.messages.text import Reasoning, text_of
 from ostro.core.records import Settings
 
 CHAT = "/v1/chat/completions"
@@ -113,7 +114,9 @@ def test_budgets_in_python(folder: str) -> None:
         rules = {"max_tokens": 150, "temperature": 1, "seed": 2}
         answer = model.chat(HELLO, thinking_budget=9, schema=PAIR, **rules)
         assert answer.reasoning and json.loads(answer.text)["left"] in ("a", "b")
-        streamed = model.stream(HELLO, chat=True, thinking_budget=9, schema=PAIR, **rules)
-        whole = "".join(piece.text for piece in streamed)
-        assert whole.partition("</think>")[2].strip() == answer.text
+        events = list(model.stream(HELLO, thinking_budget=9, schema=PAIR, **rules))
+        assert text_of(events) == answer.text
+        assert model.generate(HELLO, thinking_budget=9, schema=PAIR, **rules) == answer.text
+        thoughts = [event.text for event in events if isinstance(event, Reasoning)]
+        assert len(thoughts) > 1 and "".join(thoughts) == answer.reasoning
         assert model.chat(HELLO, **rules).text == ""

@@ -14,7 +14,6 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from ostro.core.errors import EngineDied, RequestError, Unsupported
-from ostro.core.media.parts import KINDS
 from ostro.core.messages.text import ChoiceEnd, Event
 from ostro.core.messages.text_requests import (
     JSON_OBJECT,
@@ -28,6 +27,7 @@ from ostro.core.messages.text_requests import (
     Tool,
     ToolCall,
 )
+from ostro.entrypoints.api.openai.messages import MEDIA
 from ostro.entrypoints.operations.caller import ANYONE
 from ostro.entrypoints.operations.decoding import decode
 from ostro.entrypoints.operations.responses import items
@@ -245,7 +245,7 @@ def test_media_become_parts() -> None:
     assert message.content == [
         TextPart("look"),
         # The text "image" would make this the test of the field `image` in docs/http-api.md.
-        MediaPart(KINDS[0], "data:image/png;base64,AA"),
+        MediaPart(MEDIA["image_url"], "data:image/png;base64,AA"),
         FilePart(file_id="file-1"),
         FilePart(file_data="data:text/plain;base64,AA", filename="a.txt"),
     ]

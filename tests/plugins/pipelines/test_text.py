@@ -33,8 +33,7 @@ from ostro.entrypoints.operations.text import CompletionChoice as Joined
 from ostro.plugins.pipelines.text.choice import ChoiceState
 from ostro.plugins.pipelines.text.conversation import read_conversation
 from ostro.plugins.pipelines.text.pipeline import Text
-from ostro.plugins.pipelines.text.prepare import Preparer
-from ostro.plugins.pipelines.text.sampling import check_length
+from ostro.plugins.pipelines.text.prepare import Preparer, check_length
 
 
 @pytest.fixture(scope="module")

@@ -59,13 +59,13 @@ def chat(**fields: Any) -> ChatRequest:
     return parse({name: x for name, x in given.items() if x is not None}, ChatBody).to_request()
 
 
+def no_media(tokens: Any, media: Any, check: Any = None) -> Any:
+    raise AssertionError("there are no media")
+
+
 def processors(model: ServedModel, **fields: Any) -> dict[str, Any]:
     """The parameters of the logits processors of a request."""
-
-    def insert(tokens: Any, media: Any) -> Any:
-        raise AssertionError("there are no media")
-
-    prepared = Preparer(model).prepare_chat(chat(**fields), insert)
+    prepared = Preparer(model).prepare_chat(chat(**fields), no_media)
     return prepared.request.sampling.processors
 
 
@@ -329,10 +329,9 @@ def test_the_template_of_an_adapter_selects_its_parser(model: ServedModel) -> No
     preparer = Preparer(model)
     own = format_of(model, "{{ messages[0].content }}[TOOL_CALLS][ARGS]")
     assert own is not None and own.kind.__name__ == "MistralNamedParser"
-    parser = preparer.new_parser([65], chat(), template="[TOOL_CALLS][ARGS]")
-    assert parser is not None and cast(Any, parser()).kind.__name__ == "MistralNamedParser"
-    default = preparer.new_parser([65], chat())
-    assert default is not None and cast(Any, default()).kind.__name__ == "HermesParser"
+    for template, name in (("[TOOL_CALLS][ARGS]", "MistralNamedParser"), (None, "HermesParser")):
+        parser = preparer.parsers(preparer.understand(chat(), template), "a")
+        assert parser is not None and cast(Any, parser()).kind.__name__ == name
 
 
 def test_the_template_named_tool_use_renders_tools_and_selects_their_parser(
@@ -345,14 +344,14 @@ def test_the_template_named_tool_use_renders_tools_and_selects_their_parser(
     assert preparer.render_chat(chat(tool_choice="none")) == "plain"
     request = chat(chat_template_kwargs={"effort": "!"})
     assert preparer.render_chat(request) == "tools [TOOL_CALLS][ARGS]!"
-    ids = preparer.encode_chat([{"role": "user", "content": "hi"}], chat())
+    ids = preparer.prepare_chat(chat(), no_media).request.tokens
     assert preparer.tokenizer.decode(ids) == "tools [TOOL_CALLS][ARGS]"
     for tools, name in ((TOOLS, "MistralNamedParser"), (None, "FallbackParser")):
-        parser = preparer.new_parser([65], chat(tools=tools))
+        parser = preparer.parsers(preparer.understand(chat(tools=tools)), "a")
         assert parser is not None and cast(Any, parser()).kind.__name__ == name
     alone = Preparer(replace(model, template=ChatTemplate("plain", tokens={})))
     with pytest.raises(Unsupported, match="does not read them"):
-        alone.encode_chat([{"role": "user", "content": "hi"}], chat())
+        alone.prepare_chat(chat(), no_media)
 
 
 PARAMETERS = {"type": "object", "$defs": {}, "properties": {"b": {"default": None}, "a": {}}}

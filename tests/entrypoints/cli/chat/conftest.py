@@ -9,22 +9,51 @@ from typing import Any
 
 import pytest
 
-from ostro.core.errors import ModelNotFound, OstroError, RequestError, Unsupported
-from ostro.core.messages.prompt import Prompt
-from ostro.core.messages.requests import Sampling
+from ostro.core.errors import ModelNotFound, OstroError, RequestError
+from ostro.core.messages.text import ChoiceEnd, Event, Text, Usage
+from ostro.core.output import Piece
 from ostro.core.pipeline import SamplingDefaults
 from ostro.entrypoints.cli.chat.conversation import Conversation
 from ostro.entrypoints.cli.chat.display import PlainDisplay
 from ostro.entrypoints.cli.chat.session import Session
-from ostro.entrypoints.local_model import Piece
 from ostro.plugins.parsers.generic.parser import FallbackParser
-from ostro.plugins.pipelines.text.prepare import Preparer
+
+
+class FakeAnswer:
+    """The part of `LocalAnswer` that a chat uses: one token per character, or an error."""
+
+    def __init__(
+        self, model: FakeModel, answer: str | OstroError, parser: FallbackParser | None
+    ) -> None:
+        self.model, self.answer, self.parser = model, answer, parser
+        self.usage = Usage(prompt=10)
+
+    def __iter__(self) -> Iterator[Event]:
+        if isinstance(self.answer, OstroError):
+            raise self.answer
+        for i, letter in enumerate(self.answer):
+            if self.model.local.interrupted or letter == "\x03":
+                self.model.local.interrupted = False
+                raise KeyboardInterrupt
+            self.usage.completion += 1
+            if self.parser is None:
+                yield Text(letter, tokens=[i])
+                continue
+            yield Text(tokens=[i])
+            yield from self.parser.add(Piece(letter))
+        yield from self.interrupt()
+        yield ChoiceEnd("stop")
+
+    def interrupt(self) -> Sequence[Event]:
+        return [] if self.parser is None else self.parser.finish()
+
+    def close(self) -> None: ...
 
 
 class FakeModel:
     """The part of `LocalModel` that a chat uses. `answers` are texts, or errors to raise.
 
-    `prompts` are the conversations it was asked, `used` the keyword arguments of each stream.
+    `prompts` are the prompts it was asked, `used` the keyword arguments of each stream.
     """
 
     def __init__(self, name: str = "fake", answers: Sequence[str | OstroError] = ()) -> None:
@@ -33,9 +62,6 @@ class FakeModel:
         self.used: list[dict[str, Any]] = []
         self.adapters: list[Any] = []
         self.local = SimpleNamespace(interrupted=False)
-        self.tokenizer: Any = SimpleNamespace(
-            decode=lambda ids, skip_special: "", control_ids=frozenset(), eos_ids=frozenset()
-        )
         record = SimpleNamespace(name="fake", inputs=None)
         defaults = SamplingDefaults({"min_p": 0.05}, {"min_p": "fallback"})
         self.model: Any = SimpleNamespace(
@@ -45,13 +71,7 @@ class FakeModel:
             architecture=record,
             sampling=defaults,
         )
-        self.text, self.sampling_defaults = self, defaults
-
-    def sampling(self, values: Mapping[str, Any]) -> Sampling:
-        return Preparer.sampling(self, values)  # type: ignore[arg-type]
-
-    def check_media(self, media: Sequence[Any]) -> None:
-        raise Unsupported(f"{self.name} accepts text only, not {media[0].kind}")
+        self.sampling_defaults = defaults
 
     def has_template(self, adapters: Mapping[str, float]) -> bool:
         return True
@@ -60,25 +80,11 @@ class FakeModel:
         if unknown := adapters.keys() - {"sql"}:
             raise RequestError(f"no adapter {min(unknown)!r}")
 
-    def prompt(self, conversation: Any, **options: Any) -> Prompt:
-        self.prompts.append([dict(message) for message in conversation])
+    def stream(self, prompt: Any, **options: Any) -> FakeAnswer:
+        self.prompts.append(prompt)
         self.used.append(options)
-        return Prompt(tokens=[1] * 10)
-
-    def parser(self, prompt: Prompt, **options: Any) -> FallbackParser:
-        return FallbackParser("", ())
-
-    def stream(self, prompt: Prompt, **options: Any) -> Iterator[Piece]:
-        self.used[-1] |= options
         answer = self.answers.pop(0) if self.answers else f"answer {len(self.prompts)}"
-        if isinstance(answer, OstroError):
-            raise answer
-        for i, letter in enumerate(answer):
-            if self.local.interrupted or letter == "\x03":
-                self.local.interrupted = False
-                raise KeyboardInterrupt
-            yield Piece(letter, token=i)
-        yield Piece("", finish="stop")
+        return FakeAnswer(self, answer, None if isinstance(prompt, str) else FallbackParser("", ()))
 
     def close(self) -> None:
         self.closed = True

@@ -94,7 +94,7 @@ def test_a_block_longer_than_the_terminal_is_printed_completely(display: Markdow
 
 def test_reasoning_is_visible_and_then_folded(display: MarkdownDisplay) -> None:
     for word in ("first\n", "second\n", "third\n", "fourth\n", "fifth"):
-        display.reason(word, "<think>")
+        display.reason(word)
     thinking = screen_of(display)
     assert "fifth" in thinking and "first" not in thinking
     display.write("Yes.")
@@ -112,7 +112,7 @@ def test_a_narrower_terminal_is_erased_completely(display: MarkdownDisplay) -> N
 
 
 def test_control_characters_do_not_reach_the_terminal(display: MarkdownDisplay) -> None:
-    display.reason("\x1b]0;thought\a", "<think>")
+    display.reason("\x1b]0;thought\a")
     display.write("\x1b[2Jtitle\x9b\x08\tend")
     display.finish()
     written = display.console.file.getvalue()  # type: ignore[attr-defined]
