@@ -54,6 +54,16 @@ T = TypeVar("T")
 Adapters = Sequence[str] | Mapping[str, float]
 """Names of adapters, or their scales by name."""
 
+REPORTED = (
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "logprobs",
+    "prompt_logprobs",
+    "return_token_ids",
+)
+"""Arguments that add calls, log probabilities or token ids to an answer."""
+
 
 class LocalModel(LocalPipelines):
     """A loaded model and its engine in this process. Close it, or use it in a `with`.
@@ -144,10 +154,11 @@ class LocalModel(LocalPipelines):
         """Generate the answer to a prompt, or with `n` a list of n. See `stream` for arguments.
 
         The answer to messages is its text, without reasoning; `chat` returns both, and calls.
+        Raises UsageError for arguments of `REPORTED`, and what `stream` raises.
         """
-        for name in ("tools", "tool_choice", "parallel_tool_calls"):
+        for name in REPORTED:
             if arguments.get(name) is not None:
-                raise UsageError(f"{name}: use chat(), whose answer has tool calls")
+                raise UsageError(f"{name}: generate() returns text alone; use stream() or chat()")
         answer = self.stream(x, adapters=adapters, n=n, **arguments)
         texts = [choice.text for choice in answer.collect()]
         return texts[0] if n is None else texts
@@ -194,9 +205,10 @@ class LocalModel(LocalPipelines):
         """Return the token ids of a prompt, with the media of its messages.
 
         Control tokens in a text become their ids, unless `parse_special` is False; those in
-        messages are text. `arguments` are those of `stream`. Messages are rendered with the model's
-        chat template, or that of the only adapter if it has one. Raises Unsupported for media that
-        the model does not support, and what `stream` raises.
+        messages are text. The prompt is that of `stream` with the same `arguments`, of which most
+        have no effect on it. Messages are rendered with the model's chat template, or that of the
+        only adapter if it has one. Raises Unsupported for media that the model does not support,
+        and what `stream` raises.
         """
         request = make_request(x, arguments)
         if isinstance(request, CompletionRequest) and not request.suffix:

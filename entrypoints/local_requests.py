@@ -20,7 +20,6 @@ from ostro.core.messages.text_requests import (
     Choices,
     CompletionRequest,
     Constraint,
-    ContentPart,
     Grammar,
     JsonSchema,
     MediaPart,
@@ -118,7 +117,7 @@ def chat_request(
 
 
 def read_messages(messages: Sequence[Mapping[str, Any] | Message]) -> list[Message]:
-    """Return messages of Python: those of OpenAI's API, and media as in `read_medium`.
+    """Return the messages of a chat: those of OpenAI's API, with media as in `read_medium`.
 
     Raises RequestError for a malformed message.
     """
@@ -145,18 +144,13 @@ def read_message(
         raise mistyped(error, where) from None
     read = openai.read_message(wire, number, called)
     if media:
-        read.content = [media.get(i, part) for i, part in enumerate(parts_of(read))]
+        read.content = [media.get(i, part) for i, part in enumerate(read.parts)]
     return read
 
 
 def plain_part(part: Any) -> Any:
     """Return a part in OpenAI's form; a text may be a part by itself."""
     return {"type": "text", "text": part} if isinstance(part, str) else part
-
-
-def parts_of(message: Message) -> Sequence[ContentPart]:
-    """Return the parts of a message; none of one that is a text."""
-    return () if isinstance(message.content, str) else message.content or ()
 
 
 def read_arguments(request: R, arguments: Mapping[str, Any]) -> R:

@@ -25,30 +25,19 @@ ARRAYS = {
 
 
 def read_medium(part: Any, where: str) -> MediaPart | None:
-    """Return the medium in one part of a message; None for another part.
+    """Return the medium in one part of a message; None for a part of OpenAI's API.
 
-    A part is {"type": "image", "image": X}, or with `path`, `url` or `data`; likewise video and
-    audio. In OpenAI's API the types are image_url, input_image, audio_url, video_url and
-    input_audio. Raises RequestError for a part that holds no medium.
+    A part is {"type": "image", "image": X}, or with `path`, `url` or `data` in place of `image`;
+    likewise video and audio. Raises RequestError for a part that holds no medium.
     """
     kind = part.get("type") if isinstance(part, Mapping) else None
-    if not isinstance(kind, str) or kind == "text":
+    if kind not in ARRAYS:
         return None
-    plain = kind.removesuffix("_url").removeprefix("input_")
-    if plain not in ARRAYS:
-        return None
-    value = None
-    if kind == "input_audio":
-        audio = part.get("input_audio")
-        data = audio.get("data") if isinstance(audio, Mapping) else None
-        value = f"data:;base64,{data}" if isinstance(data, str) else None
-    else:
-        names = (kind, plain, f"{plain}_url", "path", "url", "data")
-        value = next((part[name] for name in names if part.get(name) is not None), None)
-        value = value.get("url") if isinstance(value, Mapping) else value
+    names = (kind, f"{kind}_url", "path", "url", "data")
+    value = next((part[name] for name in names if part.get(name) is not None), None)
     if value is None:
-        raise RequestError(f"{where}: a part of type {kind!r:.40} holds no {plain}", param=where)
-    return MediaPart(plain, value)
+        raise RequestError(f"{where}: a part of type {kind!r} holds no {kind}", param=where)
+    return MediaPart(kind, value)
 
 
 def make_item(medium: MediaPart, inputs: Inputs) -> Item:

@@ -1319,6 +1319,7 @@ ENTRYPOINTS: Mapping[str, Mapping[str, Change]] = {
             "            events += self._continuation.add(output)",
             "            self._continuation.add(output)",
         ),
+        "stopped-choice-goes-on": ("if ended and output.finish is None:", "if False:"),
         "one-answer-of-several": (
             "range(self._continuation.request.sampling.n)",
             "range(1)",

@@ -75,6 +75,11 @@ class Message(msgspec.Struct, kw_only=True):
     tool_calls: Sequence[ToolCall] = ()
     tool_call_id: str | None = None
 
+    @property
+    def parts(self) -> Sequence[ContentPart]:
+        """The parts of the content; none of a text."""
+        return () if isinstance(self.content, str) else self.content or ()
+
 
 class Tool(msgspec.Struct, frozen=True):
     """A tool that the model may call.

@@ -213,8 +213,9 @@ def test_sampling_is_refused_by_name(model: LocalModel) -> None:
         model.generate(HELLO, echo=True)
     with pytest.raises(UsageError, match=r"unknown argument best_of"):
         model.generate("hello", best_of=2)
-    with pytest.raises(UsageError, match=r"tools: use chat\(\)"):
-        model.generate(HELLO, tools=[WEATHER])
+    for reported in ({"tools": [WEATHER]}, {"logprobs": 1}, {"return_token_ids": True}):
+        with pytest.raises(UsageError, match=rf"{min(reported)}: generate\(\) returns text alone"):
+            model.generate(HELLO, **reported)
     with pytest.raises(RequestError, match=r"top_p=1.5 is not within 0..1"):
         model.generate("hello", top_p=1.5)
     assert model.generate("hello", **GREEDY) == good
@@ -231,6 +232,11 @@ def test_several_answers_come_from_one_prompt(model: LocalModel) -> None:
     assert text_of(e for e in events if e.index == 1) == second[: second.index(stop)]
     ends = [event for event in events if isinstance(event, ChoiceEnd)]
     assert len(ends) == 2 and {end.index: end.finish for end in ends}[1] == "stop"
+    longer = {**rules, "max_tokens": 100, "ignore_eos": True}
+    stream = model.stream("hello", n=2, stop=stop, **longer)
+    assert any(event == ChoiceEnd("stop", stop, index=1) for event in stream)
+    assert model.engine.stats().running == 1, "a choice that has ended is computed no further"
+    stream.close()
     assert not model.engine.live
 
 

@@ -53,7 +53,7 @@ def read_conversation(
     for i, message in enumerate(messages):
         check_message(message, f"messages[{i}]")
     check_calls(messages)
-    parts = [part for message in messages for part in parts_of(message)]
+    parts = [part for message in messages for part in message.parts]
     media = [part for part in parts if isinstance(part, MediaPart)]
     check_count(media)
     turns = [template_message(message) for message in messages]
@@ -156,14 +156,9 @@ def template_part(part: ContentPart) -> dict[str, Any]:
     return {"type": part.kind}
 
 
-def parts_of(message: Message) -> Sequence[ContentPart]:
-    """The parts of a message; none of one that is a text."""
-    return () if isinstance(message.content, str) else message.content or ()
-
-
 def has_media(request: ChatRequest) -> bool:
     """Whether a message has a medium."""
-    parts = (part for message in request.messages for part in parts_of(message))
+    parts = (part for message in request.messages for part in message.parts)
     return any(isinstance(part, MediaPart) for part in parts)
 
 

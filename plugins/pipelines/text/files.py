@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from ostro.errors import DocumentNotFound, RequestError, Unsupported
 from ostro.pipelines import ChatRequest, ContentPart, FilePart, MediaPart, ReadFile, TextPart
 from ostro.plugins.pipelines.fetch import MAX_BYTES
-from ostro.plugins.pipelines.text.conversation import parts_of
 
 KINDS = ("image", "audio", "video")
 TEXT_TYPES = ("image/svg+xml", "video/mp2t")
@@ -26,13 +25,13 @@ async def attach_files(request: ChatRequest, read: ReadFile) -> ChatRequest:
     file and for more than `MAX_BYTES` in all files, Unsupported for a file that is neither text nor
     a medium, and what `read` raises.
     """
-    parts = (part for message in request.messages for part in parts_of(message))
+    parts = (part for message in request.messages for part in message.parts)
     if not any(isinstance(part, FilePart) for part in parts):
         return request
     messages, left = [], MAX_BYTES
     for i, message in enumerate(request.messages):
         content = list[ContentPart]()
-        for part in parts_of(message):
+        for part in message.parts:
             if isinstance(part, FilePart):
                 part, size = await attach(part, f"messages[{i}].content", left, read)
                 left -= size

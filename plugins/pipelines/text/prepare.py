@@ -443,7 +443,7 @@ def check_length(sampling: Sampling, prompt: int, context: int) -> None:
 
 
 def check_ends(sampling: Sampling) -> None:
-    """Raise RequestError for fields that contradict a grammar, which decides where it ends."""
+    """Raise RequestError for fields that contradict a grammar, which decides the end."""
     for name in ("min_tokens", "ignore_eos"):
         if GRAMMAR in sampling.processors and getattr(sampling, name):
             raise RequestError(
