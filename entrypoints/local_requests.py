@@ -195,7 +195,9 @@ def check_known(stated: Mapping[str, Any], kind: type[TextRequest]) -> None:
             needed = "messages" if other is ChatRequest else "a text or token ids"
             raise UsageError(f"{name} needs {needed} as prompt")
         listed = ", ".join([*known, *CONSTRAINTS])
-        raise UsageError(f"unknown argument {name:.40}; expected {listed}")
+        options = "; chat_template_kwargs has variables of the chat template"
+        hint = options if kind is ChatRequest else ""
+        raise UsageError(f"unknown argument {name:.40}{hint}; expected {listed}")
 
 
 def describe_type_error(name: str, value: Any, error: msgspec.ValidationError) -> str:

@@ -211,6 +211,8 @@ def test_sampling_is_refused_by_name(model: LocalModel) -> None:
         model.generate("hello", thinking_budget=1)
     with pytest.raises(UsageError, match=r"echo needs a text or token ids as prompt"):
         model.generate(HELLO, echo=True)
+    with pytest.raises(UsageError, match="enable_thinking; chat_template_kwargs has variables"):
+        model.encode(HELLO, enable_thinking=False)
     with pytest.raises(UsageError, match=r"unknown argument best_of"):
         model.generate("hello", best_of=2)
     for reported in ({"tools": [WEATHER]}, {"logprobs": 1}, {"return_token_ids": True}):

@@ -57,7 +57,7 @@ def reply_all(
     """Greedy replies of at most 160 tokens to all chats, in one batch."""
     replies: dict[str, list[int]] = {str(i): [] for i in range(len(chats))}
     for i, chat in enumerate(chats):
-        tokens = model.prompt(list(chat), **options).tokens
+        tokens = model.encode(list(chat), chat_template_kwargs=options)
         mixture: Mixture = model.mixture(list(adapters), tokens) if adapters else EMPTY
         rules = Sampling(temperature=0, max_tokens=160)
         model.engine.submit(TokenRequest(id=str(i), tokens=tokens, sampling=rules), mixture)
