@@ -1314,7 +1314,7 @@ ENTRYPOINTS: Mapping[str, Mapping[str, Change]] = {
             "os.O_RDWR | os.O_CREAT, 0o644)",
         ),
     },
-    "entrypoints/local_answer.py": {
+    "entrypoints/python/answer.py": {
         "interrupt-loses-text": (
             "            events += self._continuation.add(output)",
             "            self._continuation.add(output)",
@@ -1325,7 +1325,7 @@ ENTRYPOINTS: Mapping[str, Mapping[str, Change]] = {
             "range(1)",
         ),
     },
-    "entrypoints/local_requests.py": {
+    "entrypoints/python/requests.py": {
         "older-name-wins": ("if new in stated:", "if False:"),
         "choice-of-tools-is-dropped": (
             "request.allowed_tools = calls.mode, calls.tools",
@@ -1394,8 +1394,8 @@ ENTRYPOINTS: Mapping[str, Mapping[str, Change]] = {
     },
     "entrypoints/operations/executor.py": {
         "background-has-priority": (
-            "caller, key = low(found[0]), found[1]",
-            "caller, key = found",
+            "caller, key = low(named[0]), named[1]",
+            "caller, key = named",
         ),
         "batches-ignore-the-scope": (
             "caller.require(route.scope)",
@@ -1410,7 +1410,7 @@ ENTRYPOINTS: Mapping[str, Mapping[str, Change]] = {
             "operations, caller, quotas",
         ),
     },
-    "entrypoints/operations/event_formats.py": {
+    "entrypoints/operations/requests/event_formats.py": {
         "events-have-no-name": (
             'b"" if tag is None else',
             'b"" if tag else',
@@ -1428,7 +1428,7 @@ ENTRYPOINTS: Mapping[str, Mapping[str, Change]] = {
             '"retry-after": str(max(1, int(seconds)))',
         ),
     },
-    "entrypoints/operations/json_scanner.py": {
+    "entrypoints/operations/requests/json_scanner.py": {
         "deepest-body-is-refused": (
             "if len(self.names) > MAX_DEPTH:",
             "if len(self.names) >= MAX_DEPTH:",
@@ -1454,7 +1454,7 @@ ENTRYPOINTS: Mapping[str, Mapping[str, Change]] = {
             "            pass",
         ),
     },
-    "entrypoints/operations/admission.py": {
+    "entrypoints/operations/access/admission.py": {
         "ended-request-still-counts": (
             "        found.quota.leave()",
             "        found.quota",
@@ -1464,7 +1464,7 @@ ENTRYPOINTS: Mapping[str, Mapping[str, Change]] = {
             "if not self.rows:",
         ),
     },
-    "entrypoints/operations/batch_lines.py": {
+    "entrypoints/operations/documents/batch_lines.py": {
         "background-is-accepted-in-a-batch": (
             'for name in ("stream", "background"):',
             'for name in ("stream",):',
@@ -1474,25 +1474,25 @@ ENTRYPOINTS: Mapping[str, Mapping[str, Change]] = {
             "result.error.code == EXPIRED",
         ),
     },
-    "entrypoints/operations/batches.py": {
+    "entrypoints/operations/documents/batches.py": {
         "batch-is-cancelled-while-it-finalizes": (
             'if batch.status in ("cancelling", "finalizing"):',
             'if batch.status == "cancelling":',
         ),
     },
-    "entrypoints/operations/files.py": {
+    "entrypoints/operations/documents/files.py": {
         "full-page-has-more": (
             "return FilePage(found[: request.limit], len(found) > request.limit)",
             "return FilePage(found[: request.limit], len(found) >= request.limit)",
         ),
     },
-    "entrypoints/operations/keys.py": {
+    "entrypoints/operations/access/keys.py": {
         "digests-in-capitals-are-other-keys": (
             '{**entry, "sha256": sha256.lower()}',
             '{**entry, "sha256": sha256}',
         ),
     },
-    "entrypoints/operations/quotas.py": {
+    "entrypoints/operations/access/quotas.py": {
         "one-request-too-many-at-a-time": (
             "self.usage.running >= self.concurrent:",
             "self.usage.running > self.concurrent:",
@@ -1502,7 +1502,7 @@ ENTRYPOINTS: Mapping[str, Mapping[str, Change]] = {
             "self.bucket.take(0)",
         ),
     },
-    "entrypoints/operations/held_documents.py": {
+    "entrypoints/operations/documents/held_documents.py": {
         "request-releases-nothing": (
             "own.releases.append(partial(self.release, own))",
             "own.releases.append(partial(self.release, own, 0))",
@@ -1512,16 +1512,16 @@ ENTRYPOINTS: Mapping[str, Mapping[str, Change]] = {
             "if nbytes > self.caller:",
         ),
     },
-    "entrypoints/operations/responses/store.py": {
+    "entrypoints/api/openai/responses/store.py": {
         "reference-counts-once": ("for _ in range(times):", "for _ in range(1):"),
     },
-    "entrypoints/operations/responses/watch.py": {
+    "entrypoints/api/openai/responses/watch.py": {
         "cancelled-response-goes-on": (
             "over = job is None or msgspec.json.decode(job.body, type=Job).cancelled",
             "over = job is None",
         ),
     },
-    "entrypoints/operations/uploads.py": {
+    "entrypoints/operations/documents/uploads.py": {
         "md5-in-capitals-is-refused": (
             "digest.hexdigest() != request.md5.lower():",
             "digest.hexdigest() != request.md5:",

@@ -91,14 +91,14 @@ OTHERS: Mapping[str, Sequence[str]] = {
         "tests/entrypoints/http/test_bodies.py",
         "tests/plugins/apis/ollama/test_routes.py",
     ],
-    "entrypoints/operations/json_scanner.py": ["tests/entrypoints/http/test_bodies.py"],
+    "entrypoints/operations/requests/json_scanner.py": ["tests/entrypoints/http/test_bodies.py"],
     "entrypoints/http/middleware.py": [
         "tests/entrypoints/http/test_access.py",
         "tests/entrypoints/http/test_keys.py",
     ],
     "entrypoints/http/stream.py": ["tests/entrypoints/http/test_disconnect.py"],
-    "entrypoints/local_answer.py": ["tests/entrypoints/test_python.py"],
-    "entrypoints/local_requests.py": [
+    "entrypoints/python/answer.py": ["tests/entrypoints/test_python.py"],
+    "entrypoints/python/requests.py": [
         "tests/entrypoints/test_same_request.py",
         "tests/entrypoints/test_python.py",
     ],

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ostro.core.adapters.weights import AdapterWeights
     from ostro.core.plugins.manager import PluginManager
     from ostro.core.records import Settings
-    from ostro.entrypoints.local_model import LocalModel
+    from ostro.entrypoints.python.model import LocalModel
 
 NAME = "adapter"
 SHOWN = 3
@@ -95,7 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ostro.core.plugins.manager import PluginManager
-    from ostro.entrypoints.python import load_text
+    from ostro.entrypoints.python.load import load_text
 
     settings, plugins = parse_settings(args), PluginManager()
     plugins.load(settings, args.plugin)

@@ -172,7 +172,7 @@ def local(args: argparse.Namespace, counts: list[int], depths: list[int]) -> lis
     from ostro.core.messages.commands import ModelSpec
     from ostro.core.plugins.manager import PluginManager
     from ostro.entrypoints.bench.local import measure
-    from ostro.entrypoints.python import tokenizer as load_tokenizer
+    from ostro.entrypoints.python.load import tokenizer as load_tokenizer
 
     need = max(depths) + args.prompt_tokens + args.tokens + 2
     settings = parse_settings(args)

@@ -86,7 +86,7 @@ def all_model_actions() -> dict[str, argparse.Action]:
 
 def read_config(path: Path) -> ConfigFile:
     """Read a config file. Raises UsageError, with the line or with the table and key at fault."""
-    from ostro.entrypoints.operations.keys import parse_toml, read_text
+    from ostro.entrypoints.operations.access.keys import parse_toml, read_text
 
     option = f"--config {path}"
     try:

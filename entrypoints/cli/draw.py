@@ -82,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ostro.entrypoints.python import open_model
+    from ostro.entrypoints.python.load import open_model
 
     check_output(args.output, SUFFIXES)
     check_ranges(args, IMAGE_RANGES)

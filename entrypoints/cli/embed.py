@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
-    from ostro.entrypoints.python import open_model
+    from ostro.entrypoints.python.load import open_model
 
     words = take_model(args, [args.first, *args.texts], texts=True)
     texts = read_texts([utf8_text(word) for word in words], args.file)

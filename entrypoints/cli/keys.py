@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
 def new(name: str, file: Path | None) -> int:
     """Create a key. Nothing is written if the name is invalid or in use."""
-    from ostro.entrypoints.operations.keys import new_key, parse_keys, sha256_of
+    from ostro.entrypoints.operations.access.keys import new_key, parse_keys, sha256_of
 
     key = new_key()
     entry = f'[[keys]]\nname = "{name}"\nsha256 = "{sha256_of(key)}"\nscopes = ["infer"]\n'
@@ -64,7 +64,7 @@ def new(name: str, file: Path | None) -> int:
 
 def append(file: Path, entry: str) -> None:
     """Append an entry to a keys file. A new file has mode 600. Raises UsageError."""
-    from ostro.entrypoints.operations.keys import parse_keys
+    from ostro.entrypoints.operations.access.keys import parse_keys
 
     try:
         with open(os.open(file, os.O_RDWR | os.O_CREAT, 0o600), "r+", encoding="utf-8") as opened:
@@ -80,7 +80,7 @@ def append(file: Path, entry: str) -> None:
 
 def check(file: Path) -> int:
     """Print the keys of a file; those that have expired are marked."""
-    from ostro.entrypoints.operations.keys import read_keys
+    from ostro.entrypoints.operations.access.keys import read_keys
 
     for key in read_keys(file):
         parts = [key.name, ",".join(sorted(key.scopes))]

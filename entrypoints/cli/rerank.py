@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ostro.entrypoints.python import open_model
+    from ostro.entrypoints.python.load import open_model
 
     words = take_model(args, [args.first, args.query, *args.documents], texts=True)
     if not words:

@@ -40,7 +40,7 @@ from ostro.entrypoints.progress import loading
 
 if TYPE_CHECKING:
     from ostro.core.pipeline import ServedModel
-    from ostro.entrypoints.local_model import LocalModel
+    from ostro.entrypoints.python.model import LocalModel
 
 KINDS = ("image", "audio", "video", "file")
 """Options that attach files."""
@@ -148,7 +148,7 @@ def sampling_line(model: LocalModel, conversation: Conversation) -> str:
 
 def load(args: argparse.Namespace) -> LocalModel:
     """Load the model of the options, with a progress bar on a terminal."""
-    from ostro.entrypoints.python import load_text
+    from ostro.entrypoints.python.load import load_text
 
     def check(model: ServedModel) -> None:
         report_base_model(model, args)

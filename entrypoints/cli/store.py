@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     """List or delete documents; the exit code is 1 if the user declines."""
     from ostro.core.plugins.manager import PluginManager
     from ostro.core.records import resolve
-    from ostro.entrypoints.operations.state import find_store
+    from ostro.entrypoints.operations.documents.state import find_store
 
     plugins = PluginManager()
     plugins.load(paths=args.plugin)

@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ostro.entrypoints.python import open_model
+    from ostro.entrypoints.python.load import open_model
 
     files = [Path(word) for word in take_model(args, [args.first, *args.files])]
     if not files:

@@ -25,16 +25,17 @@ from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Endpoint, Route, Settings
 from ostro.entrypoints.api.openai import (
     batches,
-    conversations,
     embeddings,
     models,
-    responses,
     speech,
     stored_chats,
     text,
     tokens,
 )
 from ostro.entrypoints.api.openai import files as openai_files
+from ostro.entrypoints.api.openai.responses import conversation_routes
+from ostro.entrypoints.api.openai.responses import routes as response_routes
+from ostro.entrypoints.api.openai.store import add_stores
 from ostro.entrypoints.api.openai.types import ADAPTERS_HEADER
 from ostro.entrypoints.api.server import adapters as server_adapters
 from ostro.entrypoints.api.server import health
@@ -62,14 +63,14 @@ from ostro.entrypoints.http.middleware import (
     RequestMiddleware,
 )
 from ostro.entrypoints.http.root_path import RootPath
-from ostro.entrypoints.operations.admin import Admin
-from ostro.entrypoints.operations.documents import Documents
+from ostro.entrypoints.operations.access.admin import Admin
+from ostro.entrypoints.operations.access.keys import KeyRing
+from ostro.entrypoints.operations.access.quotas import Quotas
+from ostro.entrypoints.operations.documents.documents import Documents
+from ostro.entrypoints.operations.documents.state import State
 from ostro.entrypoints.operations.executor import make_acting, make_executor, make_max_body
-from ostro.entrypoints.operations.keys import KeyRing
+from ostro.entrypoints.operations.models.service import Service
 from ostro.entrypoints.operations.operations import Operations
-from ostro.entrypoints.operations.quotas import Quotas
-from ostro.entrypoints.operations.service import Service
-from ostro.entrypoints.operations.state import State
 
 log = logging.getLogger(__name__)
 FAMILIES = (
@@ -79,8 +80,8 @@ FAMILIES = (
     models,
     tokens,
     stored_chats,
-    responses,
-    conversations,
+    response_routes,
+    conversation_routes,
     embeddings,
     audio,
     images,
@@ -173,13 +174,9 @@ def make_app(
     execute = make_executor(routes, operations, ring, quotas)
     state.limits.key_of = ring.key_of
     operations.documents = Documents(
-        state,
-        execute,
-        operations,
-        make_acting(ring, quotas),
-        make_max_body(routes, operations),
-        ring.knows,
+        state, service, execute, make_max_body(routes, operations), ring.knows
     )
+    add_stores(operations, make_acting(ring, quotas, response_routes.PATH))
     operations.files = operations.documents.files
     return app
 

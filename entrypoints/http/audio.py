@@ -19,9 +19,9 @@ from ostro.entrypoints.http.context import caller_of, operations_of
 from ostro.entrypoints.http.errors import respond
 from ostro.entrypoints.http.forms import parse_form, read_upload
 from ostro.entrypoints.http.stream import EventStream, unless_disconnected
-from ostro.entrypoints.operations.event_formats import DATA_EVENTS
-from ostro.entrypoints.operations.media import TranscriptEvent, TranscriptionRequest
 from ostro.entrypoints.operations.operations import Operations
+from ostro.entrypoints.operations.requests.event_formats import DATA_EVENTS
+from ostro.entrypoints.operations.tasks.media import TranscriptEvent, TranscriptionRequest
 
 TEXT_TYPES = {
     "json": "application/json",

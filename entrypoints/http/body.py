@@ -19,7 +19,7 @@ from ostro.core.records import RequestBody
 from ostro.entrypoints.http.budget import HeldBody
 from ostro.entrypoints.http.context import operations_of
 from ostro.entrypoints.http.errors import CLOSE
-from ostro.entrypoints.operations.decoding import (
+from ostro.entrypoints.operations.requests.decoding import (
     MAX_BYTES,
     decode_aside,
     decode_object,

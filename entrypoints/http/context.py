@@ -5,8 +5,8 @@ from __future__ import annotations
 from starlette.requests import HTTPConnection
 
 from ostro.entrypoints.http.request_record import RECORD
-from ostro.entrypoints.operations.caller import ANYONE, Caller
-from ostro.entrypoints.operations.documents import Documents
+from ostro.entrypoints.operations.access.caller import ANYONE, Caller
+from ostro.entrypoints.operations.documents.documents import Documents
 from ostro.entrypoints.operations.operations import Operations
 
 

@@ -15,7 +15,7 @@ from starlette.types import Scope
 
 from ostro.core.errors import OstroError
 from ostro.entrypoints.http.request_record import RECORD, record_of
-from ostro.entrypoints.operations.errors import (
+from ostro.entrypoints.operations.requests.errors import (
     BUSY,
     ErrorBody,
     error_content,

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 import msgspec
 
 from ostro.core.errors import RequestError
-from ostro.entrypoints.operations.decoding import decode
+from ostro.entrypoints.operations.requests.decoding import decode
 
 MEMBER = re.compile(r"(\w+)\[([^\[\]]*)\]")
 """A member of an object, `name[key]`, or an item of a list, `name[]`."""

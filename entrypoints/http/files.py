@@ -25,9 +25,9 @@ from ostro.entrypoints.http.context import caller_of, documents_of
 from ostro.entrypoints.http.errors import respond
 from ostro.entrypoints.http.fields import parse_fields
 from ostro.entrypoints.http.forms import file_of, texts_of
-from ostro.entrypoints.operations.files import ExpiresAfter, FileRequest, Purpose
+from ostro.entrypoints.operations.documents.files import ExpiresAfter, FileRequest, Purpose
+from ostro.entrypoints.operations.documents.state import CHUNK
 from ostro.entrypoints.operations.operations import Operations
-from ostro.entrypoints.operations.state import CHUNK
 
 
 class FileForm(msgspec.Struct, kw_only=True):

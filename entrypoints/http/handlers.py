@@ -18,9 +18,9 @@ from ostro.entrypoints.http.context import caller_of, operations_of
 from ostro.entrypoints.http.errors import respond, status_headers
 from ostro.entrypoints.http.query import parse_query
 from ostro.entrypoints.http.stream import EventStream, guarded_parts, unless_disconnected
-from ostro.entrypoints.operations.errors import error_content_of, in_form
-from ostro.entrypoints.operations.event_formats import OPENAI_EVENTS
-from ostro.entrypoints.operations.handler import call
+from ostro.entrypoints.operations.requests.errors import error_content_of, in_form
+from ostro.entrypoints.operations.requests.event_formats import OPENAI_EVENTS
+from ostro.entrypoints.operations.requests.handler import call
 
 WITH_QUERY = ("GET", "DELETE")
 """Methods whose request is the query string."""

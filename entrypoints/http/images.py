@@ -20,15 +20,15 @@ from ostro.entrypoints.http.context import caller_of, documents_of, operations_o
 from ostro.entrypoints.http.errors import respond
 from ostro.entrypoints.http.forms import parse_form, read_upload
 from ostro.entrypoints.http.stream import EventStream, unless_disconnected
-from ostro.entrypoints.operations.event_formats import DATA_EVENTS
-from ostro.entrypoints.operations.media import (
+from ostro.entrypoints.operations.operations import Operations
+from ostro.entrypoints.operations.requests.event_formats import DATA_EVENTS
+from ostro.entrypoints.operations.tasks.media import (
     ImageEditRequest,
     ImageEvent,
     ImageRequest,
     ImageVariationRequest,
     base64_text,
 )
-from ostro.entrypoints.operations.operations import Operations
 
 MAX_IMAGE = 50 << 20
 """Limit on the bytes of an image in a form."""

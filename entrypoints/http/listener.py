@@ -21,7 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ostro.core.errors import UsageError
 from ostro.entrypoints.http.errors import CODES
-from ostro.entrypoints.operations.errors import error_content
+from ostro.entrypoints.operations.requests.errors import error_content
 
 BACKLOG = 1024
 MAX_PORT = 65_535

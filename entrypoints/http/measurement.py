@@ -25,7 +25,7 @@ from ostro.core.messages.requests import DEFAULT, JobRequest, Request, TokenRequ
 from ostro.entrypoints.http.http_series import REQUESTS, STEPS, HttpSeries
 from ostro.entrypoints.http.request_record import OTHER, RECORD, RequestRecord
 from ostro.entrypoints.http.series import Histogram, Labels, counter_family, histogram_family
-from ostro.entrypoints.operations.admission import CLAIM
+from ostro.entrypoints.operations.access.admission import CLAIM
 
 TOKENS = (1, 8, 32, 128, 512, 2048, 8192, 32768, 131072, 1048576)
 """Bounds of histograms of numbers of tokens."""

@@ -27,12 +27,12 @@ from ostro.core.records import Route
 from ostro.core.store import StoreUsage
 from ostro.entrypoints.http.errors import respond
 from ostro.entrypoints.http.measurement import RequestMetrics
-from ostro.entrypoints.operations.adapters import Adapters
-from ostro.entrypoints.operations.admission import Admission
+from ostro.entrypoints.operations.access.admission import Admission
+from ostro.entrypoints.operations.access.quotas import Quotas
+from ostro.entrypoints.operations.documents.state import State
+from ostro.entrypoints.operations.models.adapters import Adapters
+from ostro.entrypoints.operations.models.service import Service
 from ostro.entrypoints.operations.operations import Operations
-from ostro.entrypoints.operations.quotas import Quotas
-from ostro.entrypoints.operations.service import Service
-from ostro.entrypoints.operations.state import State
 
 SECONDS = 0.2
 """Time limit for the list of adapters, which the engine sends between two steps."""

@@ -16,12 +16,12 @@ from ostro.core.plugins.task_errors import task_errors
 from ostro.entrypoints.http.errors import on_bug, respond_error, respond_to
 from ostro.entrypoints.http.measurement import RequestMetrics
 from ostro.entrypoints.http.request_record import RECORD, RequestRecord
-from ostro.entrypoints.operations.admission import claim
-from ostro.entrypoints.operations.caller import Forbidden
-from ostro.entrypoints.operations.errors import error_content
-from ostro.entrypoints.operations.keys import Key, KeyRing
-from ostro.entrypoints.operations.quotas import Quota, Quotas, RateLimited
-from ostro.entrypoints.operations.request_context import REQUEST_ID
+from ostro.entrypoints.operations.access.admission import claim
+from ostro.entrypoints.operations.access.caller import Forbidden
+from ostro.entrypoints.operations.access.keys import Key, KeyRing
+from ostro.entrypoints.operations.access.quotas import Quota, Quotas, RateLimited
+from ostro.entrypoints.operations.requests.errors import error_content
+from ostro.entrypoints.operations.requests.request_context import REQUEST_ID
 
 log = logging.getLogger(__name__)
 KEY_HEADERS = ("x-api-key", "api-key")

@@ -16,9 +16,9 @@ import ostro
 from ostro.core.records import Route
 from ostro.entrypoints.http.errors import respond
 from ostro.entrypoints.http.handlers import WITH_QUERY
-from ostro.entrypoints.operations.errors import ErrorBody
-from ostro.entrypoints.operations.event_formats import OPENAI_EVENTS
 from ostro.entrypoints.operations.operations import Operations
+from ostro.entrypoints.operations.requests.errors import ErrorBody
+from ostro.entrypoints.operations.requests.event_formats import OPENAI_EVENTS
 
 JSON, SSE = "application/json", "text/event-stream"
 REFERENCE = "#/components/schemas/{name}"

@@ -14,7 +14,7 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from ostro.core.records import Route
-from ostro.entrypoints.operations.caller import Caller
+from ostro.entrypoints.operations.access.caller import Caller
 
 METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 OTHER = "other"

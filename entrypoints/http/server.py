@@ -38,12 +38,12 @@ from ostro.entrypoints.http.web import Web
 from ostro.entrypoints.http.workers.messages import Start
 from ostro.entrypoints.http.workers.pool import WorkerPool, check_workers, options_of
 from ostro.entrypoints.open import find_model, make_pipelines, name_of
-from ostro.entrypoints.operations.admission import Admission
-from ostro.entrypoints.operations.documents import Documents
-from ostro.entrypoints.operations.keys import KeyRing
-from ostro.entrypoints.operations.model_manager import ModelManager
-from ostro.entrypoints.operations.service import Service
-from ostro.entrypoints.operations.state import RETENTION, open_state
+from ostro.entrypoints.operations.access.admission import Admission
+from ostro.entrypoints.operations.access.keys import KeyRing
+from ostro.entrypoints.operations.documents.documents import Documents
+from ostro.entrypoints.operations.documents.state import RETENTION, open_state
+from ostro.entrypoints.operations.models.model_manager import ModelManager
+from ostro.entrypoints.operations.models.service import Service
 from ostro.entrypoints.progress import REDRAW_SECONDS, loading
 from ostro.entrypoints.serve_config import ModelOptions, check_names
 

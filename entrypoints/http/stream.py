@@ -16,8 +16,8 @@ from ostro.core.plugins.task_errors import task_errors
 from ostro.core.records import EventFormat
 from ostro.entrypoints.http.deadline import deadline_of, timed_out
 from ostro.entrypoints.http.errors import InternalError, request_id, respond_to
-from ostro.entrypoints.operations.errors import error_content_of
-from ostro.entrypoints.operations.event_formats import OPENAI_EVENTS
+from ostro.entrypoints.operations.requests.errors import error_content_of
+from ostro.entrypoints.operations.requests.event_formats import OPENAI_EVENTS
 
 log = logging.getLogger(__name__)
 KEEP_ALIVE = 10.0

@@ -1,10 +1,10 @@
-"""Runs requests of batches, and responses in the background, with the rights of their key."""
+"""Runs requests of batches and of other jobs with the permissions of their key."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import AbstractContextManager, aclosing, contextmanager
 from typing import Any, cast
 
 import msgspec
@@ -13,11 +13,15 @@ from ostro.core.errors import OstroError, StepFailed, Unsupported
 from ostro.core.plugins.task_errors import task_errors
 from ostro.core.records import Content, RequestBody, Route
 from ostro.core.store import new_id
-from ostro.entrypoints.operations.admission import claim
-from ostro.entrypoints.operations.batch_runner import Busy, Execute
-from ostro.entrypoints.operations.caller import Caller, Forbidden
-from ostro.entrypoints.operations.decoding import decode_aside, max_bytes
-from ostro.entrypoints.operations.errors import (
+from ostro.entrypoints.operations.access.admission import claim
+from ostro.entrypoints.operations.access.caller import Caller, Forbidden
+from ostro.entrypoints.operations.access.keys import KeyRing
+from ostro.entrypoints.operations.access.quotas import Quota, Quotas, RequestTooLarge
+from ostro.entrypoints.operations.documents.batch_runner import Busy, Execute
+from ostro.entrypoints.operations.documents.store_limits import StoreLimitReached
+from ostro.entrypoints.operations.operations import Operations
+from ostro.entrypoints.operations.requests.decoding import decode_aside, max_bytes
+from ostro.entrypoints.operations.requests.errors import (
     BUSY,
     ErrorBody,
     error_content,
@@ -25,21 +29,18 @@ from ostro.entrypoints.operations.errors import (
     in_form,
     internal_error,
 )
-from ostro.entrypoints.operations.handler import call
-from ostro.entrypoints.operations.keys import KeyRing
-from ostro.entrypoints.operations.operations import Operations
-from ostro.entrypoints.operations.quotas import Quota, Quotas, RequestTooLarge
-from ostro.entrypoints.operations.request_context import REQUEST_ID
-from ostro.entrypoints.operations.responses.runner import Acting
-from ostro.entrypoints.operations.store_limits import StoreLimitReached
+from ostro.entrypoints.operations.requests.handler import call
+from ostro.entrypoints.operations.requests.request_context import REQUEST_ID
 
 log = logging.getLogger(__name__)
 FINAL = (StepFailed, StoreLimitReached)
 """Errors that a repetition is likely to meet again."""
-RESPONSES = "/v1/responses"
-"""The route of responses in the background."""
 LOW_PRIORITY = 1000
-"""Priority of requests of batches and of responses in the background: behind all others."""
+"""Priority of the requests of jobs: behind all others."""
+Acting = Callable[[str], AbstractContextManager[Caller]]
+"""Returns a context in which a request of the caller of this name runs, with the permissions and
+limits that the caller has now. Raises an OstroError for a caller whose key is no longer valid.
+"""
 
 
 def make_executor(
@@ -142,20 +143,19 @@ def failure(route: Route | None, status: int, content: ErrorBody) -> tuple[int, 
     return status, msgspec.json.encode(body)
 
 
-def make_acting(ring: KeyRing, quotas: Quotas) -> Acting:
-    """Return the function that gives responses in the background the caller of a name.
+def make_acting(ring: KeyRing, quotas: Quotas, path: str) -> Acting:
+    """Return the function that gives the requests of a job the caller of a name.
 
-    They have the low priority of batches.
+    They have the low priority of batches, and count towards the limits as requests of `path`.
     """
 
     @contextmanager
     def acting(name: str) -> Iterator[Caller]:
-        found = ring.named(name)
-        if found is None:
-            raise Forbidden(f"the API key {name!r} of the response is no longer valid")
-        caller, key = low(found[0]), found[1]
+        if (named := ring.named(name)) is None:
+            raise Forbidden(f"the API key {name!r} is no longer valid")
+        caller, key = low(named[0]), named[1]
         caller.require("infer")
-        with claim(caller, quotas.of(name, key), RESPONSES):
+        with claim(caller, quotas.of(name, key), path):
             yield caller
 
     return acting

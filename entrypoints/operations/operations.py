@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, NoReturn
 from ostro.core.errors import Unsupported
 from ostro.core.messages.target import ModelTarget
 from ostro.core.tasks import PoolingResult, TokenLogprob, Transcript
-from ostro.entrypoints.operations.admin import Admin
-from ostro.entrypoints.operations.caller import ANYONE, Caller
-from ostro.entrypoints.operations.documents import Documents
-from ostro.entrypoints.operations.media import (
+from ostro.entrypoints.operations.access.admin import Admin
+from ostro.entrypoints.operations.access.caller import ANYONE, Caller
+from ostro.entrypoints.operations.documents.documents import Documents
+from ostro.entrypoints.operations.models.models import ModelEntry, find_model, list_models
+from ostro.entrypoints.operations.tasks.media import (
     ImageEvent,
     ImageRequest,
     ImageVariationRequest,
@@ -26,9 +27,8 @@ from ostro.entrypoints.operations.media import (
     speech_options,
     transcription_options,
 )
-from ostro.entrypoints.operations.models import ModelEntry, find_model, list_models
-from ostro.entrypoints.operations.text_operations import TextOperations
-from ostro.entrypoints.operations.vectors import (
+from ostro.entrypoints.operations.tasks.text_operations import TextOperations
+from ostro.entrypoints.operations.tasks.vectors import (
     POOLING,
     SCORING,
     Classification,

@@ -96,8 +96,8 @@ if TYPE_CHECKING:
         new_id,
     )
     from ostro.core.tokenizer.tokenizer import TokenizerLoader, TokenizerWriter
-    from ostro.entrypoints.local_model import LocalModel
-    from ostro.entrypoints.python import load, tokenizer
+    from ostro.entrypoints.python.load import load, tokenizer
+    from ostro.entrypoints.python.model import LocalModel
 
 _MODULES = (
     "caches",
@@ -137,8 +137,8 @@ _NAMES = {
     "ostro.core.step": "Features Medium Slice Step",
     "ostro.core.store": "BlobWriter Document DocumentStore StoreOpener StoreUsage new_id",
     "ostro.core.tokenizer.tokenizer": "TokenizerLoader TokenizerWriter",
-    "ostro.entrypoints.local_model": "LocalModel",
-    "ostro.entrypoints.python": "load tokenizer",
+    "ostro.entrypoints.python.model": "LocalModel",
+    "ostro.entrypoints.python.load": "load tokenizer",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

@@ -19,25 +19,25 @@ from ostro.entrypoints.http.context import base_url, caller_of, operations_of
 from ostro.entrypoints.http.errors import respond
 from ostro.entrypoints.http.query import parse_query
 from ostro.entrypoints.http.stream import EventStream, unless_disconnected
-from ostro.entrypoints.operations.batch_lines import LineResult as BatchResult
-from ostro.entrypoints.operations.batches import Batch
-from ostro.entrypoints.operations.caller import Caller, Forbidden
-from ostro.entrypoints.operations.decoding import convert_aside
-from ostro.entrypoints.operations.errors import ErrorForm, error_content_of
-from ostro.entrypoints.operations.event_formats import (
+from ostro.entrypoints.operations.access.caller import Caller, Forbidden
+from ostro.entrypoints.operations.documents.batch_lines import LineResult as BatchResult
+from ostro.entrypoints.operations.documents.batches import Batch
+from ostro.entrypoints.operations.documents.request_batches import RequestBatches
+from ostro.entrypoints.operations.models.models import ModelEntry
+from ostro.entrypoints.operations.operations import Operations
+from ostro.entrypoints.operations.requests.decoding import convert_aside
+from ostro.entrypoints.operations.requests.errors import ErrorForm, error_content_of
+from ostro.entrypoints.operations.requests.event_formats import (
     DATA_EVENTS,
     JSON_LINES,
     NAMED_EVENTS,
     OPENAI_EVENTS,
 )
-from ostro.entrypoints.operations.model_body import ModelBody
-from ostro.entrypoints.operations.models import ModelEntry
-from ostro.entrypoints.operations.operations import Operations
-from ostro.entrypoints.operations.request_batches import RequestBatches
-from ostro.entrypoints.operations.request_context import request_id
-from ostro.entrypoints.operations.text import Completion, CompletionChoice, Generation
-from ostro.entrypoints.operations.tokens import DetokenizeRequest, TokenizeRequest, Tokens
-from ostro.entrypoints.operations.vectors import (
+from ostro.entrypoints.operations.requests.model_body import ModelBody
+from ostro.entrypoints.operations.requests.request_context import request_id
+from ostro.entrypoints.operations.tasks.text import Completion, CompletionChoice, Generation
+from ostro.entrypoints.operations.tasks.tokens import DetokenizeRequest, TokenizeRequest, Tokens
+from ostro.entrypoints.operations.tasks.vectors import (
     MAX_INPUTS,
     Classification,
     ClassifyRequest,

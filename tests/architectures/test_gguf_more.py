@@ -20,7 +20,7 @@ from ostro.core.load.open import open_container
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings, resolve
 from ostro.entrypoints.cli.quantize import write
-from ostro.entrypoints.local_model import LocalModel
+from ostro.entrypoints.python.model import LocalModel
 from ostro.plugins.conformance.parity import BAR, SMALL, STD, deviation, subject
 
 

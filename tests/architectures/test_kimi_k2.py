@@ -16,7 +16,7 @@ import ostro
 from ostro.core.load.model import load_model
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
-from ostro.entrypoints.local_model import LocalModel
+from ostro.entrypoints.python.model import LocalModel
 from ostro.plugins.conformance.parity import BAR, Subject, subject
 
 TOKENS = [bytes([byte]) for byte in range(256)] + [b"ki", b"mi", b"kimi"]

@@ -77,7 +77,7 @@ def test_every_file_imports_only_what_it_may(room: str) -> None:
         ("plugins/sources/hub/download.py", "import ostro.core.nn"),
         ("plugins/sources/hub/download.py", "from ostro.plugins.parsers import hermes"),
         ("entrypoints/cli/run.py", "from ostro.architectures import llama"),
-        ("adapters/lora/load.py", "from ostro.entrypoints.python import load"),
+        ("adapters/lora/load.py", "from ostro.entrypoints.python.load import load"),
     ],
 )
 def test_a_forbidden_import_is_detected(file: str, text: str) -> None:

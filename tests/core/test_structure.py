@@ -42,6 +42,23 @@ FRONT = (
 DEVICE = "adapters engine load native nn ops placement".split()
 """Folders of the core that run where the model does."""
 
+ROOMS_BELOW: Mapping[str, Mapping[str, str]] = {
+    "entrypoints": {
+        "operations": "serve_config",
+        "api": "operations serve_config",
+        "http": "api open operations progress serve_config",
+        "python": "api open operations",
+    },
+    "entrypoints/operations": {
+        "access": "",
+        "models": "access",
+        "requests": "models",
+        "documents": "access models requests",
+        "tasks": "access documents models requests",
+    },
+}
+"""Folders of a folder, and the folders and files beside each that it may import, also for types."""
+
 OWNED = ("ostro.core.engine.buckets", "ostro.core.engine.runner")
 """A module whose objects refer to their owner, for types alone: a bucket has a runner."""
 
@@ -182,6 +199,22 @@ def test_folders_of_core_import_only_the_folders_in_the_table() -> None:
         if there not in EDGES[here].split()
     }
     assert not wrong
+
+
+@pytest.mark.parametrize("folder", ROOMS_BELOW)
+def test_rooms_import_only_the_rooms_in_the_table(folder: str) -> None:
+    files = [file.relative_to(ROOT).as_posix() for file in (ROOT / folder).rglob("*.py")]
+    edges = graph({module_of(file): (ROOT / file).read_text() for file in files}, types=True)
+    prefix, below = module_of(f"{folder}.py") + ".", ROOMS_BELOW[folder]
+    rooms = {name: name.removeprefix(prefix).split(".")[0] for name in edges}
+    wrong = {
+        f"{name} imports {target}"
+        for name, targets in edges.items()
+        for target in targets
+        if (room := rooms[name]) in below and rooms[target] not in (room, *below[room].split())
+    }
+    assert not wrong
+    assert not circle({room: {*targets.split()} & below.keys() for room, targets in below.items()})
 
 
 def code_lines(source: str) -> int:

@@ -28,9 +28,9 @@ from ostro.core.tokenizer import load_tokenizer
 from ostro.entrypoints.http.app import make_app
 from ostro.entrypoints.http.listener import listen, url_of
 from ostro.entrypoints.http.web import Web
-from ostro.entrypoints.operations.admission import Admission
-from ostro.entrypoints.operations.keys import KeyRing
-from ostro.entrypoints.operations.service import Service
+from ostro.entrypoints.operations.access.admission import Admission
+from ostro.entrypoints.operations.access.keys import KeyRing
+from ostro.entrypoints.operations.models.service import Service
 
 PATIENCE = 120.0
 """Seconds after which a test gives up. No outcome depends on them unless the server hangs."""

@@ -22,7 +22,7 @@ from ostro.core.load.planning import plan_model
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 from ostro.entrypoints.merge import Merged
-from ostro.entrypoints.python import load_text
+from ostro.entrypoints.python.load import load_text
 from ostro.plugins.checkpoints.safetensors.write import write_safetensors
 from ostro.plugins.conformance.parity import BAR, deviation, encode, reinitialise
 

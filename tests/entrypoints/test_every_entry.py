@@ -22,8 +22,8 @@ from ostro.core.messages.outputs import TokenOutput
 from ostro.core.messages.requests import TokenRequest
 from ostro.core.records import STARTER, Settings
 from ostro.entrypoints.cli import main
-from ostro.entrypoints.local_engine import LocalEngine
-from ostro.entrypoints.local_model import LocalModel
+from ostro.entrypoints.python.engine import LocalEngine
+from ostro.entrypoints.python.model import LocalModel
 
 pytestmark = pytest.mark.process
 

@@ -23,8 +23,8 @@ import ostro
 from ostro.core.records import STARTER, Settings
 from ostro.core.tokenizer.detokenizer import token_name
 from ostro.entrypoints.cli import main
-from ostro.entrypoints.local_model import LocalModel
-from ostro.entrypoints.operations.text import CompletionChoice
+from ostro.entrypoints.operations.tasks.text import CompletionChoice
+from ostro.entrypoints.python.model import LocalModel
 
 pytestmark = pytest.mark.process
 

@@ -33,9 +33,9 @@ from ostro.core.messages.text_requests import ChatRequest, CompletionRequest, Me
 from ostro.core.pipeline import parse
 from ostro.core.records import Settings
 from ostro.entrypoints.api.openai.bodies import ChatBody
-from ostro.entrypoints.local_model import LocalModel
-from ostro.entrypoints.local_requests import make_request, types_of
-from ostro.entrypoints.python import load_text
+from ostro.entrypoints.python.load import load_text
+from ostro.entrypoints.python.model import LocalModel
+from ostro.entrypoints.python.requests import make_request, types_of
 from ostro.plugins.conformance.parity import BAR, deviation
 
 GREEDY = {"temperature": 0, "max_tokens": 12}

@@ -18,8 +18,8 @@ import ostro
 from ostro.core.engine.processors import Processors
 from ostro.core.errors import RequestError, UsageError
 from ostro.entrypoints.cli import main
-from ostro.entrypoints.local_model import LocalModel
-from ostro.entrypoints.local_requests import schema_of
+from ostro.entrypoints.python.model import LocalModel
+from ostro.entrypoints.python.requests import schema_of
 
 TINY: dict[str, Any] = {"temperature": 1, "max_tokens": 90}
 

@@ -16,7 +16,7 @@ from tiny.vision import answer, make_vision
 
 import ostro
 from ostro.core.errors import ConfigError, OstroError, RequestError, Unsupported, UsageError
-from ostro.entrypoints.local_model import LocalModel
+from ostro.entrypoints.python.model import LocalModel
 
 SEEN = "<|vision_start|><|image_pad|><|vision_end|>"
 PROMPT = f"<|im_start|>user\n{SEEN}hello<|im_end|>\n<|im_start|>assistant\n"

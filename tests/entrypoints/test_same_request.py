@@ -22,14 +22,14 @@ from ostro.core.messages.text_requests import (
     ToolCall,
 )
 from ostro.entrypoints.api.openai.bodies import ChatBody
-from ostro.entrypoints.local_requests import make_request
-from ostro.entrypoints.operations.decoding import decode
-from ostro.entrypoints.operations.models import ModelEntry
-from ostro.entrypoints.operations.responses.request import (
+from ostro.entrypoints.api.openai.responses.request import (
     ResponseBody,
     chat_request,
     read_response_request,
 )
+from ostro.entrypoints.operations.models.models import ModelEntry
+from ostro.entrypoints.operations.requests.decoding import decode
+from ostro.entrypoints.python.requests import make_request
 from ostro.plugins.apis.anthropic import conversation
 from ostro.plugins.apis.anthropic.schema import MessagesRequest
 from ostro.plugins.apis.ollama import conversion

@@ -24,7 +24,7 @@ from ostro.core.errors import (
     Unsupported,
     UsageError,
 )
-from ostro.entrypoints.local_model import LocalModel
+from ostro.entrypoints.python.model import LocalModel
 from ostro.plugins.conformance.parity import reinitialise
 from ostro.plugins.pipelines.vectors.limits import text_limit
 
@@ -169,7 +169,7 @@ def test_what_cannot_run_is_refused(bert: tuple[LocalModel, Any]) -> None:
         model.rerank("a", ["b"])
     with pytest.raises(UsageError, match="does not generate text: it supports embed"):
         from ostro.core.records import Settings
-        from ostro.entrypoints.python import load_text
+        from ostro.entrypoints.python.load import load_text
 
         load_text(Settings(reference=str(model.path)))
     assert model.embed("a").isfinite().all()

@@ -16,7 +16,7 @@ YEAR = 365 * 24 * 3600
 @pytest.fixture(scope="module")
 def server(start: Any) -> Any:
     from ostro.core.plugins.manager import PluginManager
-    from ostro.entrypoints.operations.state import open_state
+    from ostro.entrypoints.operations.documents.state import open_state
 
     plugins = PluginManager()
     plugins.load()

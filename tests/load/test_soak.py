@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ostro.entrypoints.operations.state import SWEEP_SECONDS
+from ostro.entrypoints.operations.documents.state import SWEEP_SECONDS
 
 from .clients import (
     Outcomes,

@@ -20,7 +20,7 @@ from typing import Any
 
 import ostro
 from ostro.core.messages.requests import Sampling, TokenRequest
-from ostro.entrypoints.local_model import LocalModel
+from ostro.entrypoints.python.model import LocalModel
 
 TEXTS = {"type": "array", "items": {"type": "string", "minLength": 40}, "minItems": 40}
 RECORD = {

@@ -260,7 +260,7 @@ def work(args: argparse.Namespace) -> int:
     from ostro.core.engine.build import warm_up
     from ostro.core.records import Settings
     from ostro.entrypoints.bench.local import run
-    from ostro.entrypoints.python import load_text
+    from ostro.entrypoints.python.load import load_text
 
     length, words = args.prompt + args.tokens + 8, str(args.checkpoint)
     rows = max(args.streams)

@@ -189,7 +189,7 @@ def ostro(args: argparse.Namespace) -> Turn:
     from ostro.core.engine.build import warm_up
     from ostro.core.records import Settings
     from ostro.entrypoints.bench.local import run
-    from ostro.entrypoints.python import load_text
+    from ostro.entrypoints.python.load import load_text
 
     need = args.prompt + args.tokens + 2
     reference = args.gguf if args.bits else args.checkpoint

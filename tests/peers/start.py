@@ -66,8 +66,8 @@ with loading():
     import torch
     enter("import ostro")
     import ostro.core.engine.start
-    from ostro.entrypoints.python import PluginManager, find_model, settings_of
-    from ostro.entrypoints.local_model import LocalModel
+    from ostro.entrypoints.python.load import PluginManager, find_model, settings_of
+    from ostro.entrypoints.python.model import LocalModel
     enter("find plugins, header, tokenizer")
     settings, plugins = settings_of({"reference": file, "threads": int(threads)}), PluginManager()
     plugins.load(settings)

@@ -11,7 +11,7 @@ from tokenizers import AddedToken
 
 from ostro import Array
 from ostro.architectures.qwen2_5_vl import TEXT, TOWER, shape
-from ostro.entrypoints.local_model import LocalModel
+from ostro.entrypoints.python.model import LocalModel
 from ostro.plugins.conformance.parity import reinitialise
 from tiny.model import make_tokenizer
 

@@ -10,14 +10,14 @@ from msgspec import UNSET, UnsetType
 
 from ostro.core.records import RequestBody, Route
 from ostro.entrypoints.api.openai.pages import MAX_JSON, ListPage, make_page
-from ostro.entrypoints.operations.batches import (
+from ostro.entrypoints.operations.access.caller import Caller
+from ostro.entrypoints.operations.documents.batches import (
     Batch,
     BatchListRequest,
     BatchRequest,
     Endpoint,
     Status,
 )
-from ostro.entrypoints.operations.caller import Caller
 from ostro.entrypoints.operations.operations import Operations
 
 

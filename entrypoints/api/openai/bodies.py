@@ -26,8 +26,8 @@ from ostro.entrypoints.api.openai.constraints import (
 )
 from ostro.entrypoints.api.openai.messages import Message, read_messages
 from ostro.entrypoints.api.openai.tools import read_choice, read_tools
-from ostro.entrypoints.operations.metadata import Metadata
-from ostro.entrypoints.operations.model_body import ModelBody
+from ostro.entrypoints.operations.documents.metadata import Metadata
+from ostro.entrypoints.operations.requests.model_body import ModelBody
 
 UNSUPPORTED: Mapping[str, str] = {
     "mm_processor_kwargs": "a setting of the processor of media",

@@ -10,9 +10,9 @@ from msgspec import UNSET, UnsetType
 
 from ostro.core.records import RequestBody, Route
 from ostro.entrypoints.api.openai.types import unless_none
-from ostro.entrypoints.operations.caller import Caller
+from ostro.entrypoints.operations.access.caller import Caller
 from ostro.entrypoints.operations.operations import Operations
-from ostro.entrypoints.operations.vectors import MAX_INPUTS, EmbeddingRequest
+from ostro.entrypoints.operations.tasks.vectors import MAX_INPUTS, EmbeddingRequest
 
 
 class InputUsage(msgspec.Struct, kw_only=True):

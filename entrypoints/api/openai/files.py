@@ -10,15 +10,15 @@ from msgspec import UNSET, UnsetType
 
 from ostro.core.records import Content, RequestBody, Route
 from ostro.entrypoints.api.openai.pages import MAX_JSON, ListPage, make_page
-from ostro.entrypoints.operations.caller import Caller
-from ostro.entrypoints.operations.files import File, FileListRequest
-from ostro.entrypoints.operations.operations import Operations
-from ostro.entrypoints.operations.uploads import (
+from ostro.entrypoints.operations.access.caller import Caller
+from ostro.entrypoints.operations.documents.files import File, FileListRequest
+from ostro.entrypoints.operations.documents.uploads import (
     CompleteUploadRequest,
     Upload,
     UploadPart,
     UploadRequest,
 )
+from ostro.entrypoints.operations.operations import Operations
 
 CONTENT_TYPE = "application/octet-stream"
 """Media type of the content of files: browsers save it."""

@@ -9,8 +9,8 @@ from msgspec import UNSET, UnsetType
 
 from ostro.core.records import Route
 from ostro.entrypoints.api.openai.types import unless_none
-from ostro.entrypoints.operations.caller import Caller
-from ostro.entrypoints.operations.models import ModelEntry
+from ostro.entrypoints.operations.access.caller import Caller
+from ostro.entrypoints.operations.models.models import ModelEntry
 from ostro.entrypoints.operations.operations import Operations
 
 

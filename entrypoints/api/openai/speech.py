@@ -10,10 +10,10 @@ from msgspec import UNSET, UnsetType
 from ostro.core.messages.target import ModelTarget
 from ostro.core.records import Content, Route
 from ostro.entrypoints.api.openai.types import adapter_headers, unless_none
-from ostro.entrypoints.operations.caller import Caller
-from ostro.entrypoints.operations.event_formats import DATA_EVENTS
-from ostro.entrypoints.operations.media import SpeechRequest, base64_text
+from ostro.entrypoints.operations.access.caller import Caller
 from ostro.entrypoints.operations.operations import Operations
+from ostro.entrypoints.operations.requests.event_formats import DATA_EVENTS
+from ostro.entrypoints.operations.tasks.media import SpeechRequest, base64_text
 
 TYPES = {
     "flac": "audio/flac",

@@ -10,13 +10,18 @@ from msgspec import UNSET, UnsetType
 from ostro.core.errors import RequestError
 from ostro.core.records import RequestBody, Route
 from ostro.entrypoints.api.openai.bodies import ChatBody
+from ostro.entrypoints.api.openai.chat_store import (
+    ChatListRequest,
+    StoredChat,
+    StoredChats,
+    StoredCompletion,
+)
 from ostro.entrypoints.api.openai.pages import ListPage, make_page
 from ostro.entrypoints.api.openai.types import ChatCompletion
-from ostro.entrypoints.operations.caller import Caller
-from ostro.entrypoints.operations.conversations import MetadataRequest
-from ostro.entrypoints.operations.decoding import MAX_BYTES
+from ostro.entrypoints.operations.access.caller import Caller
+from ostro.entrypoints.operations.documents.metadata import MetadataRequest
 from ostro.entrypoints.operations.operations import Operations
-from ostro.entrypoints.operations.stored_chats import ChatListRequest, StoredChat, StoredCompletion
+from ostro.entrypoints.operations.requests.decoding import MAX_BYTES
 
 PATH = "/v1/chat/completions"
 
@@ -66,7 +71,7 @@ async def list_chats(
     operations: Operations, caller: Caller, request: ChatListRequest
 ) -> ChatCompletionList:
     """List stored chat completions, oldest first."""
-    page = await operations.documents.chats.list(request, caller)
+    page = await operations.documents.get(StoredChats).list(request, caller)
     data = [completion_of(chat) for chat in page.chats]
     return make_page(ChatCompletionList, data, page.has_more)
 
@@ -75,7 +80,7 @@ async def get_chat(
     operations: Operations, caller: Caller, request: None, *, id: str
 ) -> ChatCompletion:
     """Return a stored chat completion."""
-    return completion_of(await operations.documents.chats.completion(id, caller))
+    return completion_of(await operations.documents.get(StoredChats).completion(id, caller))
 
 
 async def update_chat(
@@ -83,14 +88,14 @@ async def update_chat(
 ) -> ChatCompletion:
     """Replace the metadata of a stored chat completion."""
     metadata = request.metadata or {}
-    return completion_of(await operations.documents.chats.update(id, metadata, caller))
+    return completion_of(await operations.documents.get(StoredChats).update(id, metadata, caller))
 
 
 async def delete_chat(
     operations: Operations, caller: Caller, request: None, *, id: str
 ) -> ChatCompletionDeleted:
     """Delete a stored chat completion."""
-    await operations.documents.chats.delete(id, caller)
+    await operations.documents.get(StoredChats).delete(id, caller)
     return ChatCompletionDeleted(id=id)
 
 
@@ -98,7 +103,7 @@ async def list_messages(
     operations: Operations, caller: Caller, request: MessageListRequest, *, id: str
 ) -> StoredMessageList:
     """List the messages of a stored chat completion's request."""
-    chat = await operations.documents.chats.get(id, caller)
+    chat = await operations.documents.get(StoredChats).get(id, caller)
     messages = [message_of(chat, i) for i in range(len(chat.messages))]
     if request.order == "desc":
         messages.reverse()

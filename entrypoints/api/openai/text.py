@@ -20,6 +20,7 @@ from ostro.entrypoints.api.openai.bodies import (
     CompletionBody,
     StreamOptions,
 )
+from ostro.entrypoints.api.openai.chat_store import PREFIX, StoredChats
 from ostro.entrypoints.api.openai.stored_chats import stored_chat
 from ostro.entrypoints.api.openai.types import (
     ChatChunkChoice,
@@ -30,12 +31,11 @@ from ostro.entrypoints.api.openai.types import (
     TextCompletionChunk,
     unless_none,
 )
-from ostro.entrypoints.operations import stored_chats
-from ostro.entrypoints.operations.caller import Caller
-from ostro.entrypoints.operations.decoding import convert_aside
+from ostro.entrypoints.operations.access.caller import Caller
 from ostro.entrypoints.operations.operations import Operations
-from ostro.entrypoints.operations.request_context import request_id
-from ostro.entrypoints.operations.text import Completion, Generation
+from ostro.entrypoints.operations.requests.decoding import convert_aside
+from ostro.entrypoints.operations.requests.request_context import request_id
+from ostro.entrypoints.operations.tasks.text import Completion, Generation
 
 MAX_PROMPTS = 1024
 """Prompts of one completion request."""
@@ -54,7 +54,7 @@ async def chat(
     generation = await operations.chat(request, caller)
     head, token_bytes = heading("chatcmpl", generation.model), generation.token_bytes
     if body.store:
-        head["id"] = new_id(stored_chats.PREFIX)
+        head["id"] = new_id(PREFIX)
     tier: Literal["default"] | UnsetType = UNSET if body.service_tier is None else "default"
 
     def completion(done: Completion) -> ChatCompletion:
@@ -70,7 +70,7 @@ async def chat(
         )
 
     async def store(done: Completion) -> None:
-        await documents.chats.add(stored_chat(body, completion(done)), caller)
+        await documents.get(StoredChats).add(stored_chat(body, completion(done)), caller)
 
     def to_choice(event: Event, first: bool) -> ChatChunkChoice:
         return types.chat_chunk_choice(event, token_bytes, first)

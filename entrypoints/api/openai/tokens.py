@@ -8,9 +8,9 @@ import msgspec
 
 from ostro.core.records import Route
 from ostro.entrypoints.api.openai.bodies import ChatBody
-from ostro.entrypoints.operations.caller import Caller
-from ostro.entrypoints.operations.decoding import convert_aside
+from ostro.entrypoints.operations.access.caller import Caller
 from ostro.entrypoints.operations.operations import Operations
+from ostro.entrypoints.operations.requests.decoding import convert_aside
 
 
 class InputTokens(msgspec.Struct, kw_only=True):

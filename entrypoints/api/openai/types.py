@@ -19,7 +19,7 @@ from ostro.core.messages.text import (
     Usage,
 )
 from ostro.core.tokenizer.detokenizer import token_name
-from ostro.entrypoints.operations.text import CompletionChoice
+from ostro.entrypoints.operations.tasks.text import CompletionChoice
 
 MIN_LOGPROB = -9999.0
 """Replaces minus infinity, which JSON cannot represent."""

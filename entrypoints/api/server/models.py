@@ -28,11 +28,11 @@ from ostro.core.messages.outputs import Stats
 from ostro.core.messages.requests import DEFAULT
 from ostro.core.placement.patterns import parse_rules
 from ostro.core.records import Route, RouteHandler, Settings
-from ostro.entrypoints.operations.admin import Admin
-from ostro.entrypoints.operations.caller import Caller, Forbidden
-from ostro.entrypoints.operations.model_manager import ModelManager
+from ostro.entrypoints.operations.access.admin import Admin
+from ostro.entrypoints.operations.access.caller import Caller, Forbidden
+from ostro.entrypoints.operations.models.model_manager import ModelManager
+from ostro.entrypoints.operations.models.service import Service
 from ostro.entrypoints.operations.operations import Operations
-from ostro.entrypoints.operations.service import Service
 from ostro.entrypoints.serve_config import further_model
 
 STATS_SECONDS = 1.0

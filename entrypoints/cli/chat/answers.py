@@ -19,9 +19,9 @@ from ostro.entrypoints.cli.chat.repetition import RepetitionGuard
 if TYPE_CHECKING:
     from ostro.entrypoints.cli.chat.conversation import Conversation, Message
     from ostro.entrypoints.cli.chat.display import Display
-    from ostro.entrypoints.local_answer import LocalAnswer
-    from ostro.entrypoints.local_engine import LocalEngine
-    from ostro.entrypoints.local_model import LocalModel
+    from ostro.entrypoints.python.answer import LocalAnswer
+    from ostro.entrypoints.python.engine import LocalEngine
+    from ostro.entrypoints.python.model import LocalModel
 
 
 @dataclass

@@ -12,7 +12,7 @@ from ostro.entrypoints.cli.chat.conversation import media_of, text_of
 if TYPE_CHECKING:
     from ostro.core.pipeline import ServedModel
     from ostro.entrypoints.cli.chat.conversation import Conversation
-    from ostro.entrypoints.local_model import LocalModel
+    from ostro.entrypoints.python.model import LocalModel
 
 
 def report_base_model(model: ServedModel, args: argparse.Namespace) -> None:

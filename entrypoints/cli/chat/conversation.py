@@ -67,7 +67,7 @@ def read_sampling(values: Mapping[str, Any], defaults: Mapping[str, Any] = {}) -
     value out of range.
     """
     from ostro.core.messages.requests import Sampling
-    from ostro.entrypoints.local_requests import make_request
+    from ostro.entrypoints.python.requests import make_request
 
     request = make_request("", values)
     known = {*Sampling.__struct_fields__} & {*request.__struct_fields__}

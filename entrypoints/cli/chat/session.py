@@ -22,7 +22,7 @@ from ostro.entrypoints.progress import columns_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ostro.entrypoints.local_model import LocalModel
+    from ostro.entrypoints.python.model import LocalModel
 
 HINTS: dict[type[OstroError], str] = {
     ContextLengthExceeded: "; the message was not added, /clear clears the conversation",

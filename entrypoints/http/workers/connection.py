@@ -42,12 +42,12 @@ from ostro.entrypoints.http.workers.messages import (
     Synced,
     from_worker,
 )
-from ostro.entrypoints.operations.admission import CLAIM, Claim
-from ostro.entrypoints.operations.caller import Forbidden
-from ostro.entrypoints.operations.documents import Documents
-from ostro.entrypoints.operations.keys import KeyRing
-from ostro.entrypoints.operations.quotas import Quotas
-from ostro.entrypoints.operations.service import Service
+from ostro.entrypoints.operations.access.admission import CLAIM, Claim
+from ostro.entrypoints.operations.access.caller import Forbidden
+from ostro.entrypoints.operations.access.keys import KeyRing
+from ostro.entrypoints.operations.access.quotas import Quotas
+from ostro.entrypoints.operations.documents.documents import Documents
+from ostro.entrypoints.operations.models.service import Service
 
 log = logging.getLogger(__name__)
 
@@ -261,7 +261,7 @@ class WorkerConnection(asyncio.Protocol):
     def notify_jobs(self, message: JobsChanged) -> None:
         """Look for new batches and responses in the background."""
         documents: Documents = self.app.state.operations.documents
-        for runner in (documents.runner, documents.response_runner):
+        for runner in documents.runners:
             runner.notify()
 
     async def report(self) -> None:

@@ -17,9 +17,9 @@ from ostro.core.messages.outputs import Stats
 from ostro.core.messages.requests import Request
 from ostro.entrypoints.http.request_record import OTHER, RECORD
 from ostro.entrypoints.http.workers.messages import Enter, Leave, Submit
-from ostro.entrypoints.operations.admission import CLAIM
-from ostro.entrypoints.operations.keys import Key
-from ostro.entrypoints.operations.quotas import Quota, Quotas
+from ostro.entrypoints.operations.access.admission import CLAIM
+from ostro.entrypoints.operations.access.keys import Key
+from ostro.entrypoints.operations.access.quotas import Quota, Quotas
 
 Write = Callable[[msgspec.Struct], None]
 

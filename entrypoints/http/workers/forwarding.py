@@ -25,9 +25,9 @@ from ostro.entrypoints.http.handlers import has_body
 from ostro.entrypoints.http.request_record import RECORD, RequestRecord
 from ostro.entrypoints.http.workers.engine import WorkerQuota
 from ostro.entrypoints.http.workers.messages import Forward, Forwarded
-from ostro.entrypoints.operations.admission import CLAIM, Claim
-from ostro.entrypoints.operations.decoding import max_bytes
-from ostro.entrypoints.operations.request_context import REQUEST_ID
+from ostro.entrypoints.operations.access.admission import CLAIM, Claim
+from ostro.entrypoints.operations.requests.decoding import max_bytes
+from ostro.entrypoints.operations.requests.request_context import REQUEST_ID
 
 log = logging.getLogger(__name__)
 SCOPES = ("admin", "metrics")

@@ -21,8 +21,8 @@ from ostro.core.messages.outputs import Stats
 from ostro.core.messages.requests import Request
 from ostro.core.records import Settings
 from ostro.entrypoints.http.http_series import HttpSeries
-from ostro.entrypoints.operations import caller, quotas
-from ostro.entrypoints.operations.keys import RingState
+from ostro.entrypoints.operations.access import caller, quotas
+from ostro.entrypoints.operations.access.keys import RingState
 
 # To a worker
 

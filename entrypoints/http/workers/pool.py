@@ -31,8 +31,8 @@ from ostro.entrypoints.http.http_series import HttpSeries
 from ostro.entrypoints.http.workers.connection import WorkerConnection
 from ostro.entrypoints.http.workers.messages import Renew, Start, Stop, View, ViewModel
 from ostro.entrypoints.open import name_of
-from ostro.entrypoints.operations.keys import KeyRing
-from ostro.entrypoints.operations.service import Service
+from ostro.entrypoints.operations.access.keys import KeyRing
+from ostro.entrypoints.operations.models.service import Service
 from ostro.entrypoints.serve_config import ModelOptions
 
 log = logging.getLogger(__name__)

@@ -51,11 +51,11 @@ from ostro.entrypoints.http.workers.messages import (
     to_worker,
 )
 from ostro.entrypoints.open import make_pipelines
-from ostro.entrypoints.operations.documents import Documents
-from ostro.entrypoints.operations.jobs import JobRunner
-from ostro.entrypoints.operations.keys import KeyRing
-from ostro.entrypoints.operations.service import Service
-from ostro.entrypoints.operations.state import open_state
+from ostro.entrypoints.operations.access.keys import KeyRing
+from ostro.entrypoints.operations.documents.documents import Documents
+from ostro.entrypoints.operations.documents.jobs import JobRunner
+from ostro.entrypoints.operations.documents.state import open_state
+from ostro.entrypoints.operations.models.service import Service
 
 log = logging.getLogger(__name__)
 
@@ -123,10 +123,7 @@ class Worker(asyncio.Protocol):
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=end)
         tasks = [
             asyncio.ensure_future(self.follow()),
-            *(
-                asyncio.ensure_future(self.report(runner))
-                for runner in (documents.runner, documents.response_runner)
-            ),
+            *(asyncio.ensure_future(self.report(runner)) for runner in documents.runners),
         ]
         await self.begun.wait()
         with watch_event_loop(self.plugins):

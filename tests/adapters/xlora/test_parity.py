@@ -12,7 +12,7 @@ from torch import Tensor
 
 import ostro
 from ostro.core.messages.text import Text
-from ostro.entrypoints.local_model import LocalModel
+from ostro.entrypoints.python.model import LocalModel
 
 pytestmark = [
     pytest.mark.slow,

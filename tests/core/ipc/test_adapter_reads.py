@@ -17,7 +17,7 @@ from ostro.core.ipc.client import AsyncEngine
 from ostro.core.ipc.process import ProcessEngine
 from ostro.core.messages.commands import LoadAdapter
 from ostro.core.records import Settings
-from ostro.entrypoints.local_engine import LocalClient, LocalEngine
+from ostro.entrypoints.python.engine import LocalClient, LocalEngine
 
 QUESTIONS = 200
 BLOCKED = 0.4

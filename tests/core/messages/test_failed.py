@@ -20,7 +20,7 @@ from ostro.core.ipc.client import check_output
 from ostro.core.messages.commands import Failed
 from ostro.core.messages.outputs import JobOutput, TokenOutput
 from ostro.entrypoints.http.workers.messages import Refused
-from ostro.entrypoints.operations.errors import error_content_of
+from ostro.entrypoints.operations.requests.errors import error_content_of
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDERS = ("core", "entrypoints", "plugins", "architectures", "quant", "adapters")

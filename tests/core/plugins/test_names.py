@@ -20,7 +20,7 @@ from ostro.core.plugins.conflicts import RESERVED
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import KINDS, Settings
 from ostro.entrypoints.cli import quantize
-from ostro.entrypoints.operations.state import find_store
+from ostro.entrypoints.operations.documents.state import find_store
 
 if TYPE_CHECKING:
     from tests.core.conftest import Site

@@ -14,7 +14,7 @@ from ostro.entrypoints.bench import local
 from ostro.entrypoints.bench.figures import Trace, summarize
 from ostro.entrypoints.cli import main
 from ostro.entrypoints.cli.bench import encode, show
-from ostro.entrypoints.python import tokenizer
+from ostro.entrypoints.python.load import tokenizer
 
 SMALL = ("-p", "200", "-n", "6", "-r", "2")
 FIGURES = ("prefill", "decode", "total", "ttft_p50", "ttft_p95", "itl_p50", "itl_p95")

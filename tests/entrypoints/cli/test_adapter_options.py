@@ -14,8 +14,8 @@ from tiny.model import CONFIG
 from ostro.core.adapters.weights import AdapterWeights, LowRank
 from ostro.entrypoints.cli import main
 from ostro.entrypoints.http import server
-from ostro.entrypoints.local_model import LocalModel
-from ostro.entrypoints.python import load
+from ostro.entrypoints.python.load import load
+from ostro.entrypoints.python.model import LocalModel
 
 GREEDY = ("--temperature", "0", "-n", "12")
 

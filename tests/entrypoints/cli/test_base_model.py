@@ -15,9 +15,9 @@ from ostro.core.messages.requests import TokenRequest
 from ostro.entrypoints.cli.chat.base_model import join_text
 from ostro.entrypoints.cli.chat.conversation import Conversation
 from ostro.entrypoints.cli.chat.repetition import LENGTH, PERIOD, RepetitionGuard
-from ostro.entrypoints.local_engine import LocalEngine
-from ostro.entrypoints.local_model import LocalModel
-from ostro.entrypoints.python import load
+from ostro.entrypoints.python.engine import LocalEngine
+from ostro.entrypoints.python.load import load
+from ostro.entrypoints.python.model import LocalModel
 
 GREEDY = ("--temperature", "0", "-n", "8")
 
@@ -73,7 +73,7 @@ def test_options_of_a_template_are_refused_before_weights_are_read(
     def read(*_: Any) -> None:
         raise AssertionError("the weights are read")
 
-    monkeypatch.setattr("ostro.entrypoints.python.LocalModel", read)
+    monkeypatch.setattr("ostro.entrypoints.python.load.LocalModel", read)
     monkeypatch.chdir(tmp_path)
     Path("x.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     ran = ostro("run", "-m", base, "-i", "hello", *option)

@@ -16,7 +16,7 @@ from ostro.entrypoints.cli.config_file import (
     server_actions,
     type_of,
 )
-from ostro.entrypoints.operations.keys import read_keys
+from ostro.entrypoints.operations.access.keys import read_keys
 
 from .config_page import PAGE, page
 

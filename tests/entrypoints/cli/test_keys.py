@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ostro.entrypoints.operations.keys import parse_keys, read_keys, sha256_of
+from ostro.entrypoints.operations.access.keys import parse_keys, read_keys, sha256_of
 
 
 def secret_in(err: str) -> str:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import ostro as package
 from ostro.core.errors import AdapterError, Unsupported, UsageError
-from ostro.entrypoints.local_model import LocalModel
+from ostro.entrypoints.python.model import LocalModel
 from ostro.plugins.checkpoints.safetensors import write as writer
 
 pytestmark = [

@@ -20,9 +20,9 @@ from ostro.core.messages.outputs import TokenOutput
 from ostro.core.messages.requests import TokenRequest
 from ostro.entrypoints.cli import run
 from ostro.entrypoints.cli.chat.answers import interruptible
-from ostro.entrypoints.local_engine import LocalEngine
-from ostro.entrypoints.local_model import LocalModel
-from ostro.entrypoints.python import load
+from ostro.entrypoints.python.engine import LocalEngine
+from ostro.entrypoints.python.load import load
+from ostro.entrypoints.python.model import LocalModel
 
 GREEDY = ("--temperature", "0", "-n", "12")
 

@@ -11,8 +11,8 @@ from tiny.vision import make_vision
 
 from ostro.core.errors import ConfigError, OstroError, RequestError, Unsupported, UsageError
 from ostro.entrypoints.cli.chat.attachments import kind_of
-from ostro.entrypoints.local_model import LocalModel
-from ostro.entrypoints.python import load
+from ostro.entrypoints.python.load import load
+from ostro.entrypoints.python.model import LocalModel
 
 GREEDY = ("--temperature", "0", "-n", "12", "--dtype", "float32")
 

@@ -11,7 +11,7 @@ from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Route
 from ostro.entrypoints.http.app import routes_of
 from ostro.entrypoints.http.http_api import http_api
-from ostro.entrypoints.operations.model_body import ModelBody
+from ostro.entrypoints.operations.requests.model_body import ModelBody
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "http-api.md"

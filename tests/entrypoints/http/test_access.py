@@ -25,9 +25,9 @@ from ostro.entrypoints.http.app import make_app
 from ostro.entrypoints.http.listener import listen, url_of
 from ostro.entrypoints.http.measurement import RequestMetrics
 from ostro.entrypoints.http.middleware import AccessMiddleware, RequestMiddleware
-from ostro.entrypoints.operations.keys import Key, KeyRing, sha256_of
+from ostro.entrypoints.operations.access.keys import Key, KeyRing, sha256_of
+from ostro.entrypoints.operations.access.quotas import Quotas
 from ostro.entrypoints.operations.operations import Operations
-from ostro.entrypoints.operations.quotas import Quotas
 
 PATHS = ["/v1/models", "/v1/models/echo", "/nowhere", "/v1/chat/completions", "/v1"]
 

@@ -22,7 +22,7 @@ from transformers import LlamaForCausalLM
 import ostro
 from ostro.core.errors import AdapterNotFound
 from ostro.core.records import Settings
-from ostro.entrypoints.local_model import LocalModel
+from ostro.entrypoints.python.model import LocalModel
 
 pytestmark = pytest.mark.slow
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"

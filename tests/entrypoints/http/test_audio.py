@@ -21,7 +21,7 @@ from tiny.whisper import make_whisper, sound
 
 import ostro
 from ostro.core.records import Settings
-from ostro.entrypoints.local_model import LocalModel
+from ostro.entrypoints.python.model import LocalModel
 
 pytestmark = pytest.mark.process
 

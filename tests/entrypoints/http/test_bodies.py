@@ -13,7 +13,7 @@ from echo.server import Running
 from ostro.core.chat import Renderer
 from ostro.core.records import RequestBody
 from ostro.entrypoints.http import body as bodies
-from ostro.entrypoints.operations.decoding import max_bytes
+from ostro.entrypoints.operations.requests.decoding import max_bytes
 from ostro.plugins.pipelines.text.prepare import size_of
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"

@@ -18,10 +18,10 @@ from ostro.core.records import Route
 from ostro.entrypoints.http import body, budget
 from ostro.entrypoints.http.app import routes_of
 from ostro.entrypoints.http.openapi import EXAMPLES, PARAMETER, WITH_QUERY, error_type, openapi
-from ostro.entrypoints.operations.admin import Admin
-from ostro.entrypoints.operations.caller import Caller
-from ostro.entrypoints.operations.keys import KeyRing, sha256_of
-from ostro.entrypoints.operations.state import open_state
+from ostro.entrypoints.operations.access.admin import Admin
+from ostro.entrypoints.operations.access.caller import Caller
+from ostro.entrypoints.operations.access.keys import KeyRing, sha256_of
+from ostro.entrypoints.operations.documents.state import open_state
 
 from .conftest import Running, Start
 

@@ -7,8 +7,8 @@ import pytest
 
 from ostro.core.errors import ConfigError, EngineDied, RequestError
 from ostro.entrypoints.http.errors import respond_to
-from ostro.entrypoints.operations.errors import error_content, error_content_of
-from ostro.entrypoints.operations.quotas import RateLimited
+from ostro.entrypoints.operations.access.quotas import RateLimited
+from ostro.entrypoints.operations.requests.errors import error_content, error_content_of
 
 
 @pytest.mark.parametrize(

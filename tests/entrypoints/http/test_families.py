@@ -18,9 +18,9 @@ from ostro.core.records import Route
 from ostro.entrypoints.http.app import make_app
 from ostro.entrypoints.http.context import caller_of
 from ostro.entrypoints.http.stream import EventStream
-from ostro.entrypoints.operations.keys import KeyRing
+from ostro.entrypoints.operations.access.keys import KeyRing
 from ostro.entrypoints.operations.operations import Operations
-from ostro.entrypoints.operations.request_context import request_id
+from ostro.entrypoints.operations.requests.request_context import request_id
 
 
 class Failure(msgspec.Struct):

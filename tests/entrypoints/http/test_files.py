@@ -16,10 +16,10 @@ import openai
 import pytest
 
 from ostro.core.plugins.manager import PluginManager
+from ostro.entrypoints.operations.access.keys import KeyRing, sha256_of
+from ostro.entrypoints.operations.access.quotas import Quotas
+from ostro.entrypoints.operations.documents.state import State, open_state
 from ostro.entrypoints.operations.executor import LOW_PRIORITY, make_executor
-from ostro.entrypoints.operations.keys import KeyRing, sha256_of
-from ostro.entrypoints.operations.quotas import Quotas
-from ostro.entrypoints.operations.state import State, open_state
 
 from .conftest import Running, Start
 
@@ -250,8 +250,9 @@ def test_a_batch_gives_what_single_requests_give(client: openai.OpenAI, server: 
     assert client.batches.list(limit=1).data[0].id == batch.id
     documents = server.app.state.operations.documents
     assert documents.batches.models() == documents.batches_of("x").models() == ["echo"]
-    assert documents.runner.serves("echo") and not documents.runner.serves("nothing")
-    assert documents.runner.max_body("/v1/embeddings") > documents.runner.max_body(URL) > 1000
+    runner = documents.batch_runner
+    assert runner.serves("echo") and not runner.serves("nothing")
+    assert runner.max_body("/v1/embeddings") > runner.max_body(URL) > 1000
     with pytest.raises(openai.BadRequestError, match="completed"):
         client.batches.cancel(batch.id)
     metrics = server.http.get("/metrics").text

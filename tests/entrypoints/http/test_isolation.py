@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ostro.entrypoints.operations.state import State
+from ostro.entrypoints.operations.documents.state import State
 from ostro.plugins.stores.memory.store import MemoryStore
 
 from .conftest import Running, Start

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ostro.core.errors import RequestError
-from ostro.entrypoints.operations import json_scanner
-from ostro.entrypoints.operations.json_scanner import MAX_DEPTH, MAX_NAME, check_text
+from ostro.entrypoints.operations.requests import json_scanner
+from ostro.entrypoints.operations.requests.json_scanner import MAX_DEPTH, MAX_NAME, check_text
 
 
 @pytest.mark.parametrize("opening", [b"[", b'{"a":'])

@@ -21,9 +21,9 @@ from ostro.core.plugins.manager import PluginManager
 from ostro.entrypoints.http import stream
 from ostro.entrypoints.http.measurement import RequestMetrics
 from ostro.entrypoints.http.middleware import AccessMiddleware, RequestMiddleware
-from ostro.entrypoints.operations.keys import KeyRing, sha256_of
-from ostro.entrypoints.operations.quotas import MINUTE, Quotas
-from ostro.entrypoints.operations.state import open_state
+from ostro.entrypoints.operations.access.keys import KeyRing, sha256_of
+from ostro.entrypoints.operations.access.quotas import MINUTE, Quotas
+from ostro.entrypoints.operations.documents.state import open_state
 
 WriteRing = Callable[..., KeyRing]
 

@@ -24,9 +24,9 @@ from ostro.entrypoints.api.openai.bodies import CompletionBody
 from ostro.entrypoints.http import body as bodies
 from ostro.entrypoints.http import budget
 from ostro.entrypoints.http.errors import HANDLERS
-from ostro.entrypoints.operations import decoding, json_scanner
-from ostro.entrypoints.operations.decoding import decode, decode_object
-from ostro.entrypoints.operations.service import Service
+from ostro.entrypoints.operations.models.service import Service
+from ostro.entrypoints.operations.requests import decoding, json_scanner
+from ostro.entrypoints.operations.requests.decoding import decode, decode_object
 from ostro.plugins.pipelines.text.pipeline import size_of_prompt
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from ostro.entrypoints.api.openai import bodies, conversations
-from ostro.entrypoints.operations.responses import request as responses
+from ostro.entrypoints.api.openai import bodies
+from ostro.entrypoints.api.openai.responses import conversation_routes
+from ostro.entrypoints.api.openai.responses import request as responses
 from ostro.plugins.apis.anthropic import conversation as anthropic
 from ostro.plugins.apis.ollama import conversion as ollama
 
@@ -29,7 +30,7 @@ FAMILIES: list[tuple[str, dict[str, Any], ModuleType, str]] = [
     ("/v1/responses", {"input": INPUT}, responses, "chat_messages"),
     ("/v1/responses", {"input": INPUT}, responses, "read_items"),
     ("/v1/responses/input_tokens", {"input": INPUT}, responses, "read_items"),
-    ("/v1/conversations", {"items": INPUT}, conversations, "read_items"),
+    ("/v1/conversations", {"items": INPUT}, conversation_routes, "read_items"),
     ("/v1/messages", {"messages": MESSAGES, "max_tokens": 9}, anthropic, "chat_messages"),
     ("/v1/messages/count_tokens", {"messages": MESSAGES}, anthropic, "chat_messages"),
     ("/api/chat", {"messages": [{"role": "user", "content": LONG}]}, ollama, "chat_messages"),

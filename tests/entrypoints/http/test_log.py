@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ostro.entrypoints.http.log import ACCESS, JsonFormatter, TextFormatter
-from ostro.entrypoints.operations.service import Service
+from ostro.entrypoints.operations.models.service import Service
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT = f"00-{TRACE}-00f067aa0ba902b7-01"

@@ -18,7 +18,7 @@ from tiny.vision import answer, make_vision
 
 import ostro
 from ostro.core.records import Settings
-from ostro.entrypoints.local_model import LocalModel
+from ostro.entrypoints.python.model import LocalModel
 
 pytestmark = pytest.mark.process
 

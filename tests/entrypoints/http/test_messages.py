@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ostro.core.plugins.manager import PluginManager
-from ostro.entrypoints.operations.keys import KeyRing, sha256_of
-from ostro.entrypoints.operations.state import open_state
+from ostro.entrypoints.operations.access.keys import KeyRing, sha256_of
+from ostro.entrypoints.operations.documents.state import open_state
 
 USER = {"role": "user", "content": "hi"}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}

@@ -24,7 +24,7 @@ from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import API
 from ostro.entrypoints.http import measurement, metrics
 from ostro.entrypoints.http.measurement import RequestMetrics
-from ostro.entrypoints.operations.state import open_state
+from ostro.entrypoints.operations.documents.state import open_state
 
 LOAD = "/v1/load_lora_adapter"
 COMPLETIONS = {"model_name": "echo", "route": "/v1/completions", "key": ""}

@@ -27,7 +27,7 @@ from tiny.model_routes import (
 )
 
 from ostro.core.records import Settings
-from ostro.entrypoints.operations.keys import sha256_of
+from ostro.entrypoints.operations.access.keys import sha256_of
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from pathlib import Path
+from pkgutil import walk_packages
 from typing import Any
 
 import msgspec
@@ -22,6 +22,7 @@ from ostro.entrypoints.api.openai.bodies import (
     PromptCacheOptions,
     StreamOptions,
 )
+from ostro.entrypoints.api.openai.chat_store import ChatListRequest
 from ostro.entrypoints.api.openai.constraints import (
     Grammar,
     NamedSchema,
@@ -30,7 +31,26 @@ from ostro.entrypoints.api.openai.constraints import (
 )
 from ostro.entrypoints.api.openai.messages import ContentPart, FilePart, FunctionCall, Message
 from ostro.entrypoints.api.openai.models import ModelListRequest
-from ostro.entrypoints.api.openai.responses import RetrieveRequest
+from ostro.entrypoints.api.openai.responses import items
+from ostro.entrypoints.api.openai.responses.conversations import (
+    ConversationRequest,
+    ItemsRequest,
+    MetadataRequest,
+)
+from ostro.entrypoints.api.openai.responses.items import ItemListRequest
+from ostro.entrypoints.api.openai.responses.request import (
+    AllowedTools,
+    CacheOptions,
+    ConversationReference,
+    FunctionChoice,
+    FunctionTool,
+    ReasoningOptions,
+    ResponseRequest,
+    StreamSettings,
+    TextFormat,
+    TextOptions,
+)
+from ostro.entrypoints.api.openai.responses.routes import RetrieveRequest
 from ostro.entrypoints.api.openai.speech import VoicesRequest
 from ostro.entrypoints.api.openai.stored_chats import MessageListRequest
 from ostro.entrypoints.api.server.adapters import LoadRequest, UnloadRequest
@@ -40,26 +60,19 @@ from ostro.entrypoints.api.server.models import (
     ModelRequest,
     RequantizeRequest,
 )
-from ostro.entrypoints.operations.batches import BatchListRequest, BatchRequest
-from ostro.entrypoints.operations.conversations import (
-    ConversationRequest,
-    ItemsRequest,
-    MetadataRequest,
-)
-from ostro.entrypoints.operations.decoding import decode
-from ostro.entrypoints.operations.files import ExpiresAfter, FileListRequest, FileRequest
-from ostro.entrypoints.operations.media import (
+from ostro.entrypoints.operations.documents.batches import BatchListRequest, BatchRequest
+from ostro.entrypoints.operations.documents.files import ExpiresAfter, FileListRequest, FileRequest
+from ostro.entrypoints.operations.documents.uploads import CompleteUploadRequest, UploadRequest
+from ostro.entrypoints.operations.requests.decoding import decode
+from ostro.entrypoints.operations.tasks.media import (
     ImageEditRequest,
     ImageVariationRequest,
     SpeechRequest,
     TranscriptionRequest,
     VoiceId,
 )
-from ostro.entrypoints.operations.responses import items
-from ostro.entrypoints.operations.stored_chats import ChatListRequest
-from ostro.entrypoints.operations.tokens import DetokenizeRequest, TokenizeRequest
-from ostro.entrypoints.operations.uploads import CompleteUploadRequest, UploadRequest
-from ostro.entrypoints.operations.vectors import (
+from ostro.entrypoints.operations.tasks.tokens import DetokenizeRequest, TokenizeRequest
+from ostro.entrypoints.operations.tasks.vectors import (
     ClassifyRequest,
     EmbeddingRequest,
     PoolRequest,
@@ -85,6 +98,8 @@ REQUESTS: dict[type[msgspec.Struct], dict[str, Any]] = {
     ConversationRequest: {},
     MetadataRequest: {"metadata": None},
     ItemsRequest: {"items": []},
+    ItemListRequest: {},
+    ResponseRequest: {},
     RetrieveRequest: {},
     ChatListRequest: {},
     MessageListRequest: {},
@@ -112,7 +127,16 @@ REQUESTS: dict[type[msgspec.Struct], dict[str, Any]] = {
     IsqRequest: {"ggml_type": "q8_0"},
 }
 WITHOUT_OPTIONAL = (IsqRequest, ItemsRequest, MetadataRequest, ModelListRequest, ModelRequest)
+ECHOED = {FunctionTool, TextFormat}
+"""Types of which null is kept, since a response repeats it."""
 NESTED: dict[type[msgspec.Struct], dict[str, Any]] = {
+    AllowedTools: {"mode": "auto", "tools": []},
+    CacheOptions: {"mode": "implicit", "ttl": "30m"},
+    ConversationReference: {"id": "conv_a"},
+    FunctionChoice: {"name": "f"},
+    ReasoningOptions: {},
+    StreamSettings: {},
+    TextOptions: {"format": TextFormat()},
     AdapterChoice: {},
     FilePart: {},
     FunctionCall: {"name": "f", "arguments": "{}"},
@@ -132,9 +156,9 @@ NESTED: dict[type[msgspec.Struct], dict[str, Any]] = {
 def request_types() -> set[type[msgspec.Struct]]:
     """The requests of the operations and of the modules of the routes."""
     names = [
-        f"{package.__name__}.{file.stem}"
+        module.name
         for package in (http, operations, openai, server_api)
-        for file in sorted(Path(package.__path__[0]).glob("*.py"))
+        for module in walk_packages(package.__path__, f"{package.__name__}.")
     ]
     modules = map(importlib.import_module, names)
     structs = {
@@ -166,7 +190,7 @@ def test_every_type_inside_of_a_request_is_listed_here() -> None:
 
     found = set[type[msgspec.Struct]]().union(*(structs(inspect.type_info(k)) for k in REQUESTS))
     inner = {kind for kind in found if kind.__module__ != items.__name__}
-    assert inner - REQUESTS.keys() == NESTED.keys()
+    assert inner - REQUESTS.keys() - ECHOED == NESTED.keys()
 
 
 def test_null_in_an_item_counts_as_absent() -> None:
@@ -264,6 +288,6 @@ def test_tool_calls_without_content_reach_a_template_that_reads_content(server: 
 
 
 def test_null_scale_of_an_adapter() -> None:
-    from ostro.entrypoints.operations.adapters import adapter_ref
+    from ostro.entrypoints.operations.models.adapters import adapter_ref
 
     assert adapter_ref(AdapterChoice(name="sql", scale=None), "adapter").scale == 1.0

@@ -22,7 +22,7 @@ from ostro.core.errors import CheckpointError
 from ostro.core.records import Settings
 from ostro.entrypoints.http.listener import listen
 from ostro.entrypoints.http.server import Options, Server
-from ostro.entrypoints.operations.keys import sha256_of
+from ostro.entrypoints.operations.access.keys import sha256_of
 from ostro.entrypoints.serve_config import ModelOptions
 
 pytestmark = pytest.mark.process

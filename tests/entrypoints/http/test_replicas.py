@@ -12,9 +12,9 @@ import pytest
 from echo.server import wait_until
 
 from ostro.core.plugins.manager import PluginManager
-from ostro.entrypoints.operations import documents
-from ostro.entrypoints.operations.batch_runner import BatchRunner
-from ostro.entrypoints.operations.state import State, open_state
+from ostro.entrypoints.operations.documents import documents
+from ostro.entrypoints.operations.documents.batch_runner import BatchRunner
+from ostro.entrypoints.operations.documents.state import State, open_state
 
 from .conftest import Running, Start
 

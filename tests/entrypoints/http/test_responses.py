@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from ostro.core.plugins.manager import PluginManager
-from ostro.entrypoints.operations.state import State, open_state
+from ostro.entrypoints.operations.documents.state import State, open_state
 
 from .conftest import Running, Start
 

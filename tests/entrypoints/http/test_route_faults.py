@@ -21,7 +21,7 @@ from ostro.core.plugins.task_errors import task_errors
 from ostro.core.records import Content, RequestBody
 from ostro.entrypoints.http.app import make_app
 from ostro.entrypoints.http.stream import EventStream
-from ostro.entrypoints.operations.event_formats import JSON_LINES
+from ostro.entrypoints.operations.requests.event_formats import JSON_LINES
 
 from .conftest import Running, Start
 

@@ -24,7 +24,7 @@ from ostro.core.errors import UsageError
 from ostro.core.records import Settings
 from ostro.entrypoints.http.server import serve
 from ostro.entrypoints.open import name_of
-from ostro.entrypoints.operations.keys import sha256_of
+from ostro.entrypoints.operations.access.keys import sha256_of
 from ostro.entrypoints.serve_config import ModelOptions
 
 SCRIPT = """

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from ostro.core.plugins.manager import PluginManager
-from ostro.entrypoints.operations.keys import KeyRing, sha256_of
-from ostro.entrypoints.operations.state import State, open_state
+from ostro.entrypoints.operations.access.keys import KeyRing, sha256_of
+from ostro.entrypoints.operations.documents.state import State, open_state
 
 DOCUMENTS = 4
 HI = [{"role": "user", "content": "hi"}]

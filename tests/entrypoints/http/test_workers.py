@@ -18,7 +18,7 @@ import httpx
 import pytest
 from echo.model import make_model
 
-from ostro.entrypoints.operations.keys import sha256_of
+from ostro.entrypoints.operations.access.keys import sha256_of
 
 from .test_server import Process, check_gone
 

@@ -12,10 +12,10 @@ from ostro.core.messages.outputs import TokenOutput
 from ostro.core.messages.prompt import Item
 from ostro.core.messages.requests import JobRequest, PoolingRequest, Sampling, TokenRequest
 from ostro.core.turns import OWNER
-from ostro.entrypoints.operations.admission import Admission, claim
-from ostro.entrypoints.operations.caller import ANYONE, Caller
-from ostro.entrypoints.operations.keys import Key
-from ostro.entrypoints.operations.quotas import Quota, RateLimited
+from ostro.entrypoints.operations.access.admission import Admission, claim
+from ostro.entrypoints.operations.access.caller import ANYONE, Caller
+from ostro.entrypoints.operations.access.keys import Key
+from ostro.entrypoints.operations.access.quotas import Quota, RateLimited
 
 ALICE = Caller(name="alice", salt="secret alice", priority=2)
 

@@ -21,16 +21,17 @@ import pytest
 
 from ostro.core.errors import DocumentNotFound, RequestError, StoreError
 from ostro.core.plugins.manager import PluginManager
-from ostro.entrypoints.operations import batch_lines, batch_runner, jobs
-from ostro.entrypoints.operations.batch_lines import (
+from ostro.entrypoints.operations.access.caller import Caller
+from ostro.entrypoints.operations.documents import batch_lines, batch_runner, jobs
+from ostro.entrypoints.operations.documents.batch_lines import (
     LineError,
     LineResult,
     add_result,
     line_id,
     line_kind,
 )
-from ostro.entrypoints.operations.batch_runner import BatchRunner, Busy
-from ostro.entrypoints.operations.batches import (
+from ostro.entrypoints.operations.documents.batch_runner import BatchRunner, Busy
+from ostro.entrypoints.operations.documents.batches import (
     ENDED,
     JOB_KIND,
     KIND,
@@ -39,11 +40,10 @@ from ostro.entrypoints.operations.batches import (
     BatchListRequest,
     BatchRequest,
 )
-from ostro.entrypoints.operations.caller import Caller
-from ostro.entrypoints.operations.decoding import SMALL
-from ostro.entrypoints.operations.files import FileListRequest, FileRequest, Files
-from ostro.entrypoints.operations.jobs import FairSlots, Job, JobRunner
-from ostro.entrypoints.operations.state import State, open_state
+from ostro.entrypoints.operations.documents.files import FileListRequest, FileRequest, Files
+from ostro.entrypoints.operations.documents.jobs import FairSlots, Job, JobRunner
+from ostro.entrypoints.operations.documents.state import State, open_state
+from ostro.entrypoints.operations.requests.decoding import SMALL
 
 ANN, BOB = Caller(name="ann"), Caller(name="bob")
 URL = "/v1/chat/completions"
@@ -835,9 +835,9 @@ def test_counts_that_another_server_reports_last_do_not_stay(
 CHILD = """
 import asyncio, json, sys
 from ostro.core.plugins.manager import PluginManager
-from ostro.entrypoints.operations.batch_runner import BatchRunner
-from ostro.entrypoints.operations.files import Files
-from ostro.entrypoints.operations.state import open_state
+from ostro.entrypoints.operations.documents.batch_runner import BatchRunner
+from ostro.entrypoints.operations.documents.files import Files
+from ostro.entrypoints.operations.documents.state import open_state
 
 async def execute(url, body, caller):
     await asyncio.sleep(0.01)

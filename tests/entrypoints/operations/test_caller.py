@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ostro.entrypoints.operations.caller import ANYONE, Caller, Forbidden
+from ostro.entrypoints.operations.access.caller import ANYONE, Caller, Forbidden
 
 
 def test_the_default_caller_may_do_everything() -> None:

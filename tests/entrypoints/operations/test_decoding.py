@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from ostro.entrypoints.operations.decoding import SMALL, json_aside
+from ostro.entrypoints.operations.requests.decoding import SMALL, json_aside
 
 
 def state() -> tuple[bool, bool]:

@@ -14,14 +14,14 @@ import pytest
 
 from ostro.core.errors import Overloaded, StepFailed, Unsupported
 from ostro.core.records import Content, RequestBody, Route
-from ostro.entrypoints.operations.admission import CLAIM
-from ostro.entrypoints.operations.batch_runner import Busy
-from ostro.entrypoints.operations.caller import Caller, Forbidden
-from ostro.entrypoints.operations.event_formats import JSON_LINES, NAMED_EVENTS
+from ostro.entrypoints.operations.access.admission import CLAIM
+from ostro.entrypoints.operations.access.caller import Caller, Forbidden
+from ostro.entrypoints.operations.access.keys import KeyRing, sha256_of
+from ostro.entrypoints.operations.access.quotas import Quotas
+from ostro.entrypoints.operations.documents.batch_runner import Busy
 from ostro.entrypoints.operations.executor import LOW_PRIORITY, make_acting, make_executor
-from ostro.entrypoints.operations.keys import KeyRing, sha256_of
-from ostro.entrypoints.operations.quotas import Quotas
-from ostro.entrypoints.operations.request_context import request_id
+from ostro.entrypoints.operations.requests.event_formats import JSON_LINES, NAMED_EVENTS
+from ostro.entrypoints.operations.requests.request_context import request_id
 
 
 class Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -88,12 +88,12 @@ def test_a_server_without_keys_does_not_act_for_a_key() -> None:
     ring = KeyRing.of(admin_key="admin")
     assert run(echo, {}, ring=ring)[0] == 200 and ring.knows("")
     assert run(echo, {}, ring=ring, key="a")[0] == 401 and not ring.knows("a")
-    with pytest.raises(Forbidden), make_acting(ring, Quotas())("a"):
+    with pytest.raises(Forbidden), make_acting(ring, Quotas(), "/v1/x")("a"):
         pass
 
 
 def test_responses_in_the_background_have_a_low_priority() -> None:
-    with make_acting(KeyRing(), Quotas())("") as caller:
+    with make_acting(KeyRing(), Quotas(), "/v1/x")("") as caller:
         own = CLAIM.get()
         assert caller.priority == LOW_PRIORITY
         assert own is not None and own.caller == caller  # which requests of the engine follow

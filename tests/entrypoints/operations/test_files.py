@@ -13,17 +13,17 @@ import pytest
 
 from ostro.core.errors import DocumentNotFound, RequestError, StoreError, Unsupported
 from ostro.core.plugins.manager import PluginManager
-from ostro.entrypoints.operations import uploads as uploads_module
-from ostro.entrypoints.operations.caller import Caller
-from ostro.entrypoints.operations.files import (
+from ostro.entrypoints.operations.access.caller import Caller
+from ostro.entrypoints.operations.documents import uploads as uploads_module
+from ostro.entrypoints.operations.documents.files import (
     ExpiresAfter,
     File,
     FileListRequest,
     FileRequest,
     Files,
 )
-from ostro.entrypoints.operations.state import State, open_state
-from ostro.entrypoints.operations.uploads import (
+from ostro.entrypoints.operations.documents.state import State, open_state
+from ostro.entrypoints.operations.documents.uploads import (
     CompleteUploadRequest,
     Upload,
     UploadRequest,

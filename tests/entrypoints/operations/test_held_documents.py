@@ -15,26 +15,27 @@ from echo.generation import ScriptedGeneration
 from ostro.core.errors import Overloaded, StoreError
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.store import new_id
-from ostro.entrypoints.operations import conversations, stored_chats
-from ostro.entrypoints.operations.admission import claim
-from ostro.entrypoints.operations.caller import ANYONE, Caller
-from ostro.entrypoints.operations.conversations import ConversationRequest, ItemsRequest
-from ostro.entrypoints.operations.files import MAX_FILE, FileRequest, Files
-from ostro.entrypoints.operations.held_documents import HeldDocuments
-from ostro.entrypoints.operations.keys import Key
-from ostro.entrypoints.operations.quotas import RateLimited, RequestTooLarge
-from ostro.entrypoints.operations.responses import responses as responses_module
-from ostro.entrypoints.operations.responses.items import (
+from ostro.entrypoints.api.openai import chat_store
+from ostro.entrypoints.api.openai.chat_store import ChatListRequest, StoredChat, StoredChats
+from ostro.entrypoints.api.openai.responses import conversations
+from ostro.entrypoints.api.openai.responses import responses as responses_module
+from ostro.entrypoints.api.openai.responses.conversations import ConversationRequest, ItemsRequest
+from ostro.entrypoints.api.openai.responses.items import (
     ItemListRequest,
     ItemReference,
     MessageItem,
 )
-from ostro.entrypoints.operations.responses.request import ResponseRequest
-from ostro.entrypoints.operations.responses.response import Response
-from ostro.entrypoints.operations.responses.responses import Responses
-from ostro.entrypoints.operations.state import State, open_state
-from ostro.entrypoints.operations.store_limits import StoreLimitReached
-from ostro.entrypoints.operations.stored_chats import ChatListRequest, StoredChat, StoredChats
+from ostro.entrypoints.api.openai.responses.request import ResponseRequest
+from ostro.entrypoints.api.openai.responses.response import Response
+from ostro.entrypoints.api.openai.responses.responses import Responses
+from ostro.entrypoints.operations.access.admission import claim
+from ostro.entrypoints.operations.access.caller import ANYONE, Caller
+from ostro.entrypoints.operations.access.keys import Key
+from ostro.entrypoints.operations.access.quotas import RateLimited, RequestTooLarge
+from ostro.entrypoints.operations.documents.files import MAX_FILE, FileRequest, Files
+from ostro.entrypoints.operations.documents.held_documents import HeldDocuments
+from ostro.entrypoints.operations.documents.state import State, open_state
+from ostro.entrypoints.operations.documents.store_limits import StoreLimitReached
 
 KB = 1 << 10
 ANN = Caller(name="ann")
@@ -300,7 +301,7 @@ def test_a_list_of_completions_decodes_no_messages(
     plugins: PluginManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A page of one completion read a hundred of them, with images of megabytes."""
-    monkeypatch.setattr(stored_chats, "PAGE_BYTES", 250 * KB)
+    monkeypatch.setattr(chat_store, "PAGE_BYTES", 250 * KB)
 
     async def main() -> None:
         state = open_state("memory", None, plugins)

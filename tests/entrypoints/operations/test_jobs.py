@@ -9,9 +9,9 @@ import pytest
 
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.store import new_id
-from ostro.entrypoints.operations import jobs
-from ostro.entrypoints.operations.jobs import Job, JobRunner
-from ostro.entrypoints.operations.state import State, open_state
+from ostro.entrypoints.operations.documents import jobs
+from ostro.entrypoints.operations.documents.jobs import Job, JobRunner
+from ostro.entrypoints.operations.documents.state import State, open_state
 
 KIND = "test_job"
 

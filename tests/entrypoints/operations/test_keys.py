@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from ostro.core.errors import UsageError
-from ostro.entrypoints.operations.keys import KeyRing, new_key, parse_keys, read_keys, sha256_of
+from ostro.entrypoints.operations.access.keys import (
+    KeyRing,
+    new_key,
+    parse_keys,
+    read_keys,
+    sha256_of,
+)
 
 EVERYTHING = f"""
 [[keys]]

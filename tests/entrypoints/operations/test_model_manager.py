@@ -11,7 +11,7 @@ import pytest
 
 from ostro.core.errors import CheckpointError
 from ostro.core.records import Settings
-from ostro.entrypoints.operations.model_manager import ModelManager
+from ostro.entrypoints.operations.models.model_manager import ModelManager
 from ostro.entrypoints.serve_config import Load, ModelOptions
 
 

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from ostro.entrypoints.operations.keys import Key, sha256_of
-from ostro.entrypoints.operations.quotas import (
+from ostro.entrypoints.operations.access.keys import Key, sha256_of
+from ostro.entrypoints.operations.access.quotas import (
     Bucket,
     Quota,
     Quotas,

@@ -15,21 +15,21 @@ from msgspec.structs import replace
 from ostro.core.errors import DocumentNotFound, NotFound, OstroError, Overloaded
 from ostro.core.messages.text import ChoiceEnd, Text
 from ostro.core.plugins.manager import PluginManager
-from ostro.entrypoints.operations import jobs
-from ostro.entrypoints.operations.admission import claim
-from ostro.entrypoints.operations.caller import ANYONE, Caller, Forbidden
-from ostro.entrypoints.operations.held_documents import HeldDocuments
-from ostro.entrypoints.operations.responses import runner
-from ostro.entrypoints.operations.responses.request import (
+from ostro.entrypoints.api.openai.responses import runner
+from ostro.entrypoints.api.openai.responses.request import (
     ResponseBody,
     ResponseRequest,
     read_response_request,
 )
-from ostro.entrypoints.operations.responses.response import Response, StoredResponse
-from ostro.entrypoints.operations.responses.responses import Responses
-from ostro.entrypoints.operations.responses.runner import ResponseRunner
-from ostro.entrypoints.operations.responses.store import INPUT_KIND, JOB_KIND, KIND, event_kind
-from ostro.entrypoints.operations.state import State, open_state
+from ostro.entrypoints.api.openai.responses.response import Response, StoredResponse
+from ostro.entrypoints.api.openai.responses.responses import Responses
+from ostro.entrypoints.api.openai.responses.runner import ResponseRunner
+from ostro.entrypoints.api.openai.responses.store import INPUT_KIND, JOB_KIND, KIND, event_kind
+from ostro.entrypoints.operations.access.admission import claim
+from ostro.entrypoints.operations.access.caller import ANYONE, Caller, Forbidden
+from ostro.entrypoints.operations.documents import jobs
+from ostro.entrypoints.operations.documents.held_documents import HeldDocuments
+from ostro.entrypoints.operations.documents.state import State, open_state
 
 
 @pytest.fixture(autouse=True)

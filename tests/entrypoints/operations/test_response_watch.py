@@ -14,16 +14,16 @@ from ostro.core.errors import DocumentNotFound, StoreError
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.store import DocumentStore
 from ostro.core.turns import OWNER
-from ostro.entrypoints.operations.admission import claim
-from ostro.entrypoints.operations.caller import ANYONE, Caller
-from ostro.entrypoints.operations.jobs import Job
-from ostro.entrypoints.operations.responses import watch
-from ostro.entrypoints.operations.responses.request import ResponseRequest
-from ostro.entrypoints.operations.responses.responses import Responses
-from ostro.entrypoints.operations.responses.runner import BackgroundRun, ResponseRunner
-from ostro.entrypoints.operations.responses.store import JOB_KIND, event_kind
-from ostro.entrypoints.operations.responses.watch import Progress, ResponseWatch
-from ostro.entrypoints.operations.state import State, open_state
+from ostro.entrypoints.api.openai.responses import watch
+from ostro.entrypoints.api.openai.responses.request import ResponseRequest
+from ostro.entrypoints.api.openai.responses.responses import Responses
+from ostro.entrypoints.api.openai.responses.runner import BackgroundRun, ResponseRunner
+from ostro.entrypoints.api.openai.responses.store import JOB_KIND, event_kind
+from ostro.entrypoints.api.openai.responses.watch import Progress, ResponseWatch
+from ostro.entrypoints.operations.access.admission import claim
+from ostro.entrypoints.operations.access.caller import ANYONE, Caller
+from ostro.entrypoints.operations.documents.jobs import Job
+from ostro.entrypoints.operations.documents.state import State, open_state
 
 
 class Recorded:

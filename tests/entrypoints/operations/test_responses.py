@@ -28,21 +28,21 @@ from ostro.core.messages.text_requests import (
     ToolCall,
 )
 from ostro.entrypoints.api.openai.messages import MEDIA
-from ostro.entrypoints.operations.caller import ANYONE
-from ostro.entrypoints.operations.decoding import decode
-from ostro.entrypoints.operations.responses import items
-from ostro.entrypoints.operations.responses.chat import chat_messages, without_orphans
-from ostro.entrypoints.operations.responses.events import ResponseEvent, name_of
-from ostro.entrypoints.operations.responses.items import Item, read_items, stored_items
-from ostro.entrypoints.operations.responses.request import (
+from ostro.entrypoints.api.openai.responses import items
+from ostro.entrypoints.api.openai.responses.chat import chat_messages, without_orphans
+from ostro.entrypoints.api.openai.responses.events import ResponseEvent, name_of
+from ostro.entrypoints.api.openai.responses.items import Item, read_items, stored_items
+from ostro.entrypoints.api.openai.responses.request import (
     ResponseBody,
     chat_request,
     read_response_request,
     with_own_field,
 )
-from ostro.entrypoints.operations.responses.response import new_response
-from ostro.entrypoints.operations.responses.responses import ResponseRun, Responses
-from ostro.entrypoints.operations.state import State
+from ostro.entrypoints.api.openai.responses.response import new_response
+from ostro.entrypoints.api.openai.responses.responses import ResponseRun, Responses
+from ostro.entrypoints.operations.access.caller import ANYONE
+from ostro.entrypoints.operations.documents.state import State
+from ostro.entrypoints.operations.requests.decoding import decode
 
 
 def run(script: Sequence[Event], error: Exception | None = None) -> list[ResponseEvent]:

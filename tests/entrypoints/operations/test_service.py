@@ -11,8 +11,8 @@ import pytest
 from ostro.core.errors import Unsupported
 from ostro.core.messages.commands import AdapterInfo
 from ostro.core.messages.target import ModelTarget
-from ostro.entrypoints.operations.caller import Caller, Forbidden
-from ostro.entrypoints.operations.service import Service
+from ostro.entrypoints.operations.access.caller import Caller, Forbidden
+from ostro.entrypoints.operations.models.service import Service
 
 
 @pytest.fixture

@@ -23,9 +23,9 @@ from ostro.core.errors import (
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.store import DocumentStore, new_id
 from ostro.core.turns import OWNER
-from ostro.entrypoints.operations.keys import Key
-from ostro.entrypoints.operations.state import State, open_state, read_chunks
-from ostro.entrypoints.operations.store_limits import (
+from ostro.entrypoints.operations.access.keys import Key
+from ostro.entrypoints.operations.documents.state import State, open_state, read_chunks
+from ostro.entrypoints.operations.documents.store_limits import (
     MOMENT,
     REFRESH_SECONDS,
     StoreFull,

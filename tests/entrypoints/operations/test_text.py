@@ -14,7 +14,7 @@ from echo.generation import SCRIPT
 from ostro.core.messages.outputs import TokenLogprobs
 from ostro.core.messages.text import ChoiceEnd, Event, Text, Usage
 from ostro.entrypoints.api.openai import types as openai_types
-from ostro.entrypoints.operations.text import ChoiceBuilder, Generation
+from ostro.entrypoints.operations.tasks.text import ChoiceBuilder, Generation
 
 
 class Events:

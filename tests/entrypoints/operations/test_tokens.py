@@ -20,9 +20,9 @@ from ostro.core.errors import (
 from ostro.core.messages.commands import ModelInfo
 from ostro.core.messages.text_requests import ChatRequest, MediaPart, Message, Tool
 from ostro.core.tokenizer import load_tokenizer
+from ostro.entrypoints.operations.models.service import Service
 from ostro.entrypoints.operations.operations import Operations
-from ostro.entrypoints.operations.service import Service
-from ostro.entrypoints.operations.tokens import DetokenizeRequest, TokenizeRequest
+from ostro.entrypoints.operations.tasks.tokens import DetokenizeRequest, TokenizeRequest
 from ostro.plugins.pipelines.text.pipeline import Text
 from ostro.plugins.pipelines.vectors.pipeline import Vectors
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ostro.core.tasks import Segment
-from ostro.entrypoints.operations.media import TranscriptionRequest
 from ostro.entrypoints.operations.operations import Operations
+from ostro.entrypoints.operations.tasks.media import TranscriptionRequest
 
 
 def segment(text: str) -> Segment:

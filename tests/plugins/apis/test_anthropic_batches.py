@@ -13,10 +13,10 @@ import pytest
 from echo.server import PATIENCE
 
 from ostro.core.plugins.manager import PluginManager
-from ostro.entrypoints.operations.batches import Batch
+from ostro.entrypoints.operations.access.keys import KeyRing, sha256_of
+from ostro.entrypoints.operations.documents.batches import Batch
+from ostro.entrypoints.operations.documents.state import State, open_state
 from ostro.entrypoints.operations.executor import LOW_PRIORITY
-from ostro.entrypoints.operations.keys import KeyRing, sha256_of
-from ostro.entrypoints.operations.state import State, open_state
 
 URL = "/v1/messages/batches"
 NAMES = ("ann", "bob", "eve")

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from echo.server import Running, Start
 
+from ostro.entrypoints.operations.access.keys import KeyRing
+from ostro.entrypoints.operations.access.quotas import Quotas
 from ostro.entrypoints.operations.executor import make_executor
-from ostro.entrypoints.operations.keys import KeyRing
-from ostro.entrypoints.operations.quotas import Quotas
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "docs/examples/plugins/ostro-api-llamacpp"
 PACKAGE = EXAMPLE / "ostro_api_llamacpp"

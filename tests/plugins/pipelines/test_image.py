@@ -27,7 +27,7 @@ from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 from ostro.core.step import ROWS
 from ostro.entrypoints.cli import main
-from ostro.entrypoints.local_model import LocalModel
+from ostro.entrypoints.python.model import LocalModel
 
 ASKED: dict[str, Any] = {"width": 32, "height": 48, "steps": 3, "seed": 7, "guidance": 2.0}
 PROMPT = "hello world"

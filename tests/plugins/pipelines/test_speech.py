@@ -31,7 +31,7 @@ from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 from ostro.core.step import ROWS
 from ostro.entrypoints.cli import main
-from ostro.entrypoints.local_model import LocalModel
+from ostro.entrypoints.python.model import LocalModel
 from ostro.plugins.pipelines.speech.pipeline import MAX_TEXT
 from ostro.plugins.pipelines.speech.sound import Sound
 

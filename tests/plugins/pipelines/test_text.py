@@ -28,8 +28,8 @@ from ostro.core.tokenizer import Tokenizer, load_tokenizer
 from ostro.core.tokenizer.stop import Stop
 from ostro.entrypoints.api.openai.bodies import ChatBody, CompletionBody
 from ostro.entrypoints.api.openai.messages import Message as BodyMessage
-from ostro.entrypoints.operations.text import ChoiceBuilder
-from ostro.entrypoints.operations.text import CompletionChoice as Joined
+from ostro.entrypoints.operations.tasks.text import ChoiceBuilder
+from ostro.entrypoints.operations.tasks.text import CompletionChoice as Joined
 from ostro.plugins.pipelines.text.choice import ChoiceState
 from ostro.plugins.pipelines.text.conversation import read_conversation
 from ostro.plugins.pipelines.text.pipeline import Text

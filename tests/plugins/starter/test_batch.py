@@ -11,7 +11,7 @@ import torch
 
 from ostro import load
 from ostro.core.adapters.adapter import Mixture
-from ostro.entrypoints.local_model import LocalModel
+from ostro.entrypoints.python.model import LocalModel
 from ostro.plugins.conformance.parity import greedy
 from ostro.plugins.starter import FOLDERS, WEIGHTS
 

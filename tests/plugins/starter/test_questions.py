@@ -11,7 +11,7 @@ import pytest
 from ostro import load
 from ostro.core.adapters.adapter import EMPTY, Mixture
 from ostro.core.messages.requests import Sampling, TokenRequest
-from ostro.entrypoints.local_model import LocalModel
+from ostro.entrypoints.python.model import LocalModel
 from ostro.plugins.starter import FOLDERS, WEIGHTS
 from ostro.plugins.starter.training.chats import write_chat
 from ostro.plugins.starter.training.questions import (

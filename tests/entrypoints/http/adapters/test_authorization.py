@@ -11,8 +11,8 @@ from tiny.adapter_routes import LIST, LOAD, UNLOAD, refused
 
 from ostro.core.errors import OstroError, UsageError
 from ostro.entrypoints.http.app import make_app
-from ostro.entrypoints.operations.admin import Admin
-from ostro.entrypoints.operations.keys import KeyRing
+from ostro.entrypoints.operations.access.admin import Admin
+from ostro.entrypoints.operations.access.keys import KeyRing
 
 
 def every(server: Any, headers: Any = None) -> list[Any]:
@@ -80,7 +80,7 @@ def test_invalid_admin_options_are_rejected(server: Any) -> None:
 
 
 def test_a_folder_of_too_many_files(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ostro.entrypoints.operations.admin.MAX_FILES", 1)
+    monkeypatch.setattr("ostro.entrypoints.operations.access.admin.MAX_FILES", 1)
     admin = Admin.of(root, KeyRing())
     assert admin.find("sql") == root / "sql"
     with pytest.raises(OstroError, match="more than 1 files"):

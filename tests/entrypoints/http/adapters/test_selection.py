@@ -13,8 +13,8 @@ from ostro.core.messages.commands import AdapterInfo
 from ostro.core.messages.requests import AdapterRef
 from ostro.core.messages.target import ModelTarget
 from ostro.entrypoints.http.forms import parse_form
-from ostro.entrypoints.operations.adapters import adapter_refs
-from ostro.entrypoints.operations.media import TranscriptionRequest
+from ostro.entrypoints.operations.models.adapters import adapter_refs
+from ostro.entrypoints.operations.tasks.media import TranscriptionRequest
 
 
 @pytest.mark.parametrize(

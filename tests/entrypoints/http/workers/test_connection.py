@@ -45,10 +45,10 @@ from ostro.entrypoints.http.workers.messages import (
     Synced,
     to_worker,
 )
-from ostro.entrypoints.operations.admission import CLAIM, Admission
-from ostro.entrypoints.operations.caller import Caller
-from ostro.entrypoints.operations.keys import Key, KeyRing, sha256_of
-from ostro.entrypoints.operations.service import Service
+from ostro.entrypoints.operations.access.admission import CLAIM, Admission
+from ostro.entrypoints.operations.access.caller import Caller
+from ostro.entrypoints.operations.access.keys import Key, KeyRing, sha256_of
+from ostro.entrypoints.operations.models.service import Service
 
 BOSS = Key(name="boss", sha256=sha256_of("boss"), scopes=frozenset({"admin"}))
 KEY = Key(name="ann", sha256=sha256_of("ann"), concurrent_requests=2, tokens_per_minute=20)

@@ -14,10 +14,10 @@ from ostro.core.messages.outputs import TokenOutput
 from ostro.core.messages.requests import TokenRequest
 from ostro.entrypoints.http.workers.engine import WorkerEngine, WorkerQuotas
 from ostro.entrypoints.http.workers.messages import Enter, Leave, Refused, Submit
-from ostro.entrypoints.operations.admission import claim
-from ostro.entrypoints.operations.caller import Caller
-from ostro.entrypoints.operations.keys import Key, sha256_of
-from ostro.entrypoints.operations.quotas import RateLimited
+from ostro.entrypoints.operations.access.admission import claim
+from ostro.entrypoints.operations.access.caller import Caller
+from ostro.entrypoints.operations.access.keys import Key, sha256_of
+from ostro.entrypoints.operations.access.quotas import RateLimited
 
 KEY = Key(name="ann", sha256=sha256_of("ann"))
 

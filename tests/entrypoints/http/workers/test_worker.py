@@ -33,7 +33,7 @@ from ostro.entrypoints.http.workers.messages import (
 )
 from ostro.entrypoints.http.workers.pool import options_of
 from ostro.entrypoints.http.workers.worker import Worker, WorkerModel
-from ostro.entrypoints.operations.keys import KeyRing
+from ostro.entrypoints.operations.access.keys import KeyRing
 
 ROUNDS = 20
 """Messages that a worker answers while it may not accept connections."""

@@ -27,8 +27,8 @@ from ostro.core.errors import (
 )
 from ostro.core.records import Settings
 from ostro.core.tokenizer import load_tokenizer
-from ostro.entrypoints.local_model import LocalModel
-from ostro.entrypoints.python import open_model
+from ostro.entrypoints.python.load import open_model
+from ostro.entrypoints.python.model import LocalModel
 from ostro.plugins.pipelines.transcription.controls import Controls
 from ostro.plugins.pipelines.transcription.transcript import Transcript
 

@@ -20,7 +20,7 @@ from transformers.models.whisper.tokenization_whisper import _combine_tokens_int
 import ostro
 from ostro.architectures.whisper import model as whisper
 from ostro.core.errors import AdapterNotFound, ConfigError, Unsupported
-from ostro.entrypoints.local_model import LocalModel
+from ostro.entrypoints.python.model import LocalModel
 from ostro.plugins.pipelines.transcription import task
 from ostro.plugins.pipelines.transcription.alignment import first_rows
 from ostro.plugins.pipelines.transcription.languages import name_of

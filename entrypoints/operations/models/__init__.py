@@ -1,0 +1,1 @@
+"""The models and adapters of a server, and how they are loaded and unloaded."""

@@ -1,0 +1,1 @@
+"""Requests and responses of every API: JSON, bodies, handlers, events and errors."""

@@ -1,0 +1,128 @@
+"""The operations on text: chats, completions and their tokens."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ostro.core.errors import Unsupported
+from ostro.core.messages.text_requests import ChatRequest, CompletionRequest
+from ostro.core.pipeline import TextPipeline
+from ostro.core.preparation import EXECUTOR
+from ostro.entrypoints.operations.access.caller import ANYONE, Caller
+from ostro.entrypoints.operations.documents.files import Files
+from ostro.entrypoints.operations.models.service import ResolvedTarget, Service
+from ostro.entrypoints.operations.tasks.text import Generation
+from ostro.entrypoints.operations.tasks.tokens import (
+    MAX_CONTEXTS,
+    TOKENIZING,
+    DetokenizeRequest,
+    TokenizeRequest,
+    Tokens,
+    decode,
+)
+
+
+class TextOperations:
+    """What a server does with text.
+
+    `files` are those that chats may refer to, None without a store.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.files: Files | None = None
+
+    async def chat(self, request: ChatRequest, caller: Caller = ANYONE) -> Generation:
+        """Continue a conversation."""
+        admitted = await self.service.admit(request, "text", caller)
+        template = await self.service.template(admitted)
+        request = await self._with_files(request, admitted, caller)
+        answer = await admitted.pipeline.chat(
+            request, adapters=admitted.adapters, template=template
+        )
+        return Generation(answer, admitted.name, admitted.pipeline)
+
+    async def _with_files(
+        self, request: ChatRequest, admitted: ResolvedTarget[TextPipeline], caller: Caller
+    ) -> ChatRequest:
+        """The request with the contents of its files in their places."""
+
+        async def read(id: str, limit: int) -> tuple[str, bytes]:
+            if self.files is None:
+                raise Unsupported("a server without a store has no files", param="file_id")
+            return await self.files.read(id, limit, caller)
+
+        return await admitted.pipeline.attach_files(request, read)
+
+    async def complete(
+        self,
+        request: CompletionRequest,
+        caller: Caller = ANYONE,
+        *,
+        default_max_tokens: int | None = None,
+    ) -> Generation:
+        """Continue prompts.
+
+        default_max_tokens: that of a request without `max_tokens`; None: as many as fit.
+        """
+        admitted = await self.service.admit(request, "text", caller)
+        answer = await admitted.pipeline.complete(
+            request, adapters=admitted.adapters, default_max_tokens=default_max_tokens
+        )
+        return Generation(answer, admitted.name, admitted.pipeline)
+
+    async def count(self, request: ChatRequest, caller: Caller = ANYONE) -> int:
+        """Count the prompt tokens of a chat, those of its media included."""
+        return len((await self.tokenize(request, caller)).tokens)
+
+    async def render(self, request: ChatRequest, caller: Caller = ANYONE) -> str:
+        """Return the prompt of a chat as text, with a placeholder for each medium."""
+        admitted = await self.service.admit(request, "text", caller)
+        template = await self.service.template(admitted)
+        request = await self._with_files(request, admitted, caller)
+        return await admitted.pipeline.render(request, template=template)
+
+    async def tokenize(
+        self, request: TokenizeRequest | ChatRequest, caller: Caller = ANYONE
+    ) -> Tokens:
+        """Convert a text, or a conversation, to token ids.
+
+        Raises ContextLengthExceeded for more than `MAX_CONTEXTS` times the context.
+        """
+        if isinstance(request, ChatRequest):
+            return await self._tokenize_chat(request, caller)
+        task = self.service.task_of(request, TOKENIZING, caller)
+        admitted = await self.service.admit(request, task, caller)
+        await self.service.template(admitted)  # raises an error for an unknown adapter
+        model = admitted.pipeline.model
+        tokenizer, context = model.require_tokenizer(), model.context
+        work = partial(
+            tokenizer.encode,
+            request.text,
+            special=request.add_special_tokens,
+            parse_special=request.parse_special,
+            limit=MAX_CONTEXTS * context,
+        )
+        tokens = await EXECUTOR.run(len(request.text), work)
+        return Tokens(model=admitted.name, context=context, tokens=tokens, tokenizer=tokenizer)
+
+    async def _tokenize_chat(self, request: ChatRequest, caller: Caller) -> Tokens:
+        admitted = await self.service.admit(request, "text", caller)
+        template = await self.service.template(admitted)
+        pipeline = admitted.pipeline
+        tokenizer, context = pipeline.model.require_tokenizer(), pipeline.model.context
+        request = await self._with_files(request, admitted, caller)
+        limit = MAX_CONTEXTS * context
+        tokens = await pipeline.tokenize(request, template=template, limit=limit)
+        return Tokens(model=admitted.name, context=context, tokens=tokens, tokenizer=tokenizer)
+
+    async def detokenize(self, request: DetokenizeRequest, caller: Caller = ANYONE) -> str:
+        """Convert token ids to text. Raises RequestError for ids outside of the vocabulary."""
+        task = self.service.task_of(request, TOKENIZING, caller)
+        admitted = await self.service.admit(request, task, caller)
+        await self.service.template(admitted)  # raises an error for an unknown adapter
+        model = admitted.pipeline.model
+        tokenizer = model.require_tokenizer()
+        vocab = model.vocab or tokenizer.vocab_size
+        work = partial(decode, tokenizer, vocab, request.tokens)
+        return await EXECUTOR.run(len(request.tokens), work)

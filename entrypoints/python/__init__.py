@@ -1,0 +1,1 @@
+"""The Python API: models and answers in this process, without a server."""
