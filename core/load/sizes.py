@@ -24,6 +24,8 @@ from ostro.core.records import Settings, TensorInfo, resolve
 
 ROWS = 64
 """Rows of a sample; a multiple of the rows that any kernel layout interleaves."""
+FEW_ROWS = 512
+"""Up to this many rows a weight is measured as it is: a layout of large weights may not fit it."""
 
 Shape = tuple[int, bool, str]
 """What determines the bytes per row: columns, whether the weight is an embedding, and the float
@@ -44,11 +46,17 @@ class Sizes:
         self.reader = outline.reader(plugins)
         self.by_slot = outline.arrange()[0]
         self.rows: dict[tuple[str, Shape], Sample] = {}
+        self.few: dict[tuple[str, Shape, int], int] = {}
         self.quantized: dict[Any, int] = {}
 
     def rows_nbytes(self, maker: Maker | None, shape: Shape, rows: int = ROWS) -> int:
         """Bytes of contiguous rows in a format; `maker` None means floats."""
-        return self.sample(maker, shape).nbytes(rows)
+        if rows > FEW_ROWS:
+            return self.sample(maker, shape).nbytes(rows)
+        name = maker.format.name if maker else FLOAT
+        if (name, shape, rows) not in self.few:
+            self.few[name, shape, rows] = self.random(maker, shape, rows).nbytes
+        return self.few[name, shape, rows]
 
     def sample(self, maker: Maker | None, shape: Shape) -> Sample:
         """The measured sample of a shape in a format, cached."""
