@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+import openai
 import pytest
 from fastapi import FastAPI
 
@@ -30,8 +31,11 @@ from ostro.entrypoints.http.listener import listen, url_of
 from ostro.entrypoints.http.web import Web
 from ostro.entrypoints.operations.access.admission import Admission
 from ostro.entrypoints.operations.access.keys import KeyRing
+from ostro.entrypoints.operations.documents.state import State, open_state
 from ostro.entrypoints.operations.models.service import Service
 
+LOGPROBS: Any = ["message.output_text.logprobs"]
+"""The value of `include` that asks for logprobs of a response."""
 PATIENCE = 120.0
 """Seconds after which a test gives up. No outcome depends on them unless the server hangs."""
 
@@ -147,6 +151,25 @@ class Running:
 def chat_message(text: str, role: str = "user") -> dict[str, Any]:
     """A chat message."""
     return {"role": role, "content": text}
+
+
+def user(content: Any) -> dict[str, Any]:
+    """A message of the user, with a text or parts."""
+    return {"role": "user", "content": content}
+
+
+def make_state(location: str) -> State:
+    """A store with the built-in plugins; documents stay for a day."""
+    plugins = PluginManager()
+    plugins.load()
+    return open_state(location, 86400.0, plugins)
+
+
+def make_client(server: Running, key: str = "none") -> openai.OpenAI:
+    """OpenAI's client of a server, which validates answers strictly."""
+    return openai.OpenAI(
+        base_url=f"{server.url}/v1", api_key=key, max_retries=0, _strict_response_validation=True
+    )
 
 
 Start = Callable[..., Running]

@@ -16,22 +16,23 @@ from ostro.entrypoints.operations.requests.model_body import ModelBody
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "http-api.md"
 CHATS = (
-    "entrypoints/http/test_fields.py entrypoints/http/test_messages.py "
-    "entrypoints/http/test_bodies.py entrypoints/http/test_[!nrv]*.py "
+    "entrypoints/api/openai/test_fields.py entrypoints/api/openai/test_messages.py "
+    "entrypoints/http/test_bodies.py entrypoints/api/openai/test_[!nrv]*.py "
+    "entrypoints/http/test_[!nrv]*.py "
     "plugins/pipelines/test_[!isv]*.py"
 )
 OWN = {
     "/api/": "plugins/apis/ollama/*.py",
     "/v1/messages": "plugins/apis/test_anthropic*.py",
-    "/v1/models/": "entrypoints/http/test_model_admin.py",
-    "/re_isq": "entrypoints/http/test_model_admin.py",
+    "/v1/models/": "entrypoints/api/server/test_model_admin.py",
+    "/re_isq": "entrypoints/api/server/test_model_admin.py",
     "/v1/models": "plugins/apis/test_anthropic*.py",
     "/tokenize": "plugins/apis/text_tools/*.py",
     "/detokenize": "plugins/apis/text_tools/*.py",
     "/apply-template": f"plugins/apis/text_tools/*.py {CHATS}",
     "/v1/chat/completions": CHATS,
-    "/v1/completions": f"entrypoints/http/test_completions.py {CHATS}",
-    "/v1/embeddings": "entrypoints/http/test_vectors.py plugins/apis/ranking/*.py",
+    "/v1/completions": f"entrypoints/api/openai/test_completions.py {CHATS}",
+    "/v1/embeddings": "entrypoints/api/openai/test_vectors.py plugins/apis/ranking/*.py",
     "/v1/rerank": "plugins/apis/ranking/*.py",
     "/v1/score": "plugins/apis/ranking/*.py",
     "/v1/classify": "plugins/apis/ranking/*.py",
@@ -40,19 +41,22 @@ OWN = {
     "/score": "plugins/apis/ranking/*.py",
     "/classify": "plugins/apis/ranking/*.py",
     "/pooling": "plugins/apis/ranking/*.py",
-    "/v1/responses": "entrypoints/http/test_resp*.py entrypoints/operations/test_resp*.py",
-    "/v1/conversations": "entrypoints/http/test_resp*.py entrypoints/http/test_conv*.py",
+    "/v1/responses": "entrypoints/api/openai/responses/*.py",
+    "/v1/conversations": "entrypoints/api/openai/responses/*.py",
     "/v1/images": "plugins/pipelines/test_image.py",
-    "/v1/audio/t": "entrypoints/http/test_audio.py plugins/pipelines/test_transcription.py",
+    "/v1/audio/t": "entrypoints/api/openai/test_audio.py plugins/pipelines/test_transcription.py",
     "/v1/audio": "plugins/pipelines/test_speech.py",
-    "/v1/files": "entrypoints/http/test_files.py",
-    "/v1/uploads": "entrypoints/http/test_files.py",
-    "/v1/batches": "entrypoints/operations/test_batches.py entrypoints/http/test_files.py",
-    "/v1/load": "entrypoints/http/adapters/*.py",
-    "/v1/unload": "entrypoints/http/adapters/*.py",
+    "/v1/files": "entrypoints/api/openai/test_files.py",
+    "/v1/uploads": "entrypoints/api/openai/test_files.py",
+    "/v1/batches": "entrypoints/operations/documents/*.py entrypoints/api/openai/test_files.py",
+    "/v1/load": "entrypoints/api/server/adapters/*.py",
+    "/v1/unload": "entrypoints/api/server/adapters/*.py",
 }
 """The tests of routes, by the start of their paths, the best first."""
-COMMON = "entrypoints/http/test_[amf]*.py entrypoints/http/adapters/*.py"
+COMMON = (
+    "entrypoints/http/test_a*.py entrypoints/api/openai/test_[mf]*.py "
+    "entrypoints/http/test_[mf]*.py entrypoints/api/server/adapters/*.py"
+)
 """The tests of the fields of `ModelBody`, which are the same in all requests."""
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from echo.server import Running, Start
 
 from ostro.core.errors import AdapterConflict, AdapterError, InsufficientMemory, OstroError
 from ostro.core.plugins.manager import PluginManager
@@ -22,8 +23,6 @@ from ostro.entrypoints.operations.access.admin import Admin
 from ostro.entrypoints.operations.access.caller import Caller
 from ostro.entrypoints.operations.access.keys import KeyRing, sha256_of
 from ostro.entrypoints.operations.documents.state import open_state
-
-from .conftest import Running, Start
 
 FORM = "multipart/form-data"
 KEYS = {

@@ -14,12 +14,11 @@ from typing import Any
 
 import httpx
 import pytest
+from echo.server import Running, Start
 
 from ostro.core.plugins.manager import PluginManager
 from ostro.entrypoints.cli import build
 from ostro.entrypoints.http.app import routes_of
-
-from .conftest import Running, Start
 
 yaml = pytest.importorskip("yaml")
 ROOT = Path(__file__).resolve().parents[3]

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from echo.server import Running, Start
 
 from ostro.entrypoints.operations.documents.state import State
 from ostro.plugins.stores.memory.store import MemoryStore
-
-from .conftest import Running, Start
 
 ANN, BOB = ({"x-api-key": name} for name in ("ann", "bob"))
 NAME = "api-key 2"

@@ -8,15 +8,13 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from echo.server import Running, Start, make_state
 
 from ostro.entrypoints.api.openai import bodies
 from ostro.entrypoints.api.openai.responses import conversation_routes
 from ostro.entrypoints.api.openai.responses import request as responses
 from ostro.plugins.apis.anthropic import conversation as anthropic
 from ostro.plugins.apis.ollama import conversion as ollama
-
-from .conftest import Running, Start
-from .test_responses import make_state
 
 PARTS = [{"type": "text", "text": "a"}] * 3000
 """More than the JSON that the event loop converts."""

@@ -9,23 +9,13 @@ from functools import partial
 
 import openai
 import pytest
-from echo.server import wait_until
+from echo.server import Running, Start, make_state, wait_until
 
-from ostro.core.plugins.manager import PluginManager
 from ostro.entrypoints.operations.documents import documents
 from ostro.entrypoints.operations.documents.batch_runner import BatchRunner
-from ostro.entrypoints.operations.documents.state import State, open_state
-
-from .conftest import Running, Start
 
 CHAT = "/v1/chat/completions"
 Clients = tuple[openai.OpenAI, openai.OpenAI]
-
-
-def make_state(location: str) -> State:
-    plugins = PluginManager()
-    plugins.load()
-    return open_state(location, 86400.0, plugins)
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+from echo.server import Running, Start
 from starlette.responses import Response, StreamingResponse
 from starlette.testclient import TestClient
 
@@ -22,8 +23,6 @@ from ostro.core.records import Content, RequestBody
 from ostro.entrypoints.http.app import make_app
 from ostro.entrypoints.http.stream import EventStream
 from ostro.entrypoints.operations.requests.event_formats import JSON_LINES
-
-from .conftest import Running, Start
 
 FAULTS: dict[str, Callable[[], BaseException]] = {
     "exit": lambda: SystemExit(3),

@@ -14,22 +14,13 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from echo.server import Running, Start, make_state
 
-from ostro.core.plugins.manager import PluginManager
 from ostro.entrypoints.operations.access.keys import KeyRing, sha256_of
 from ostro.entrypoints.operations.access.quotas import Quotas
-from ostro.entrypoints.operations.documents.state import State, open_state
 from ostro.entrypoints.operations.executor import LOW_PRIORITY, make_executor
 
-from .conftest import Running, Start
-
 URL = "/v1/chat/completions"
-
-
-def make_state(location: str) -> State:
-    plugins = PluginManager()
-    plugins.load()
-    return open_state(location, 86400.0, plugins)
 
 
 @pytest.fixture(scope="module")

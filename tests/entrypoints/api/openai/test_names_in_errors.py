@@ -6,8 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-
-from .conftest import Running
+from echo.server import Running
 
 LONG = "hello " * 5000
 CALL: dict[str, Any] = {"type": "function_call_output", "call_id": "a", "output": "b"}

@@ -10,9 +10,7 @@ from typing import Any
 
 import openai
 import pytest
-
-from .conftest import Running, Start
-from .test_responses import LOGPROBS, make_state, user
+from echo.server import LOGPROBS, Running, Start, make_state, user
 
 CLIENTS = [openai.OpenAI, openai.AsyncOpenAI]
 HI: Any = {"model": "echo", "messages": [user("hi")]}

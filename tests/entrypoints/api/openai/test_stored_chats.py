@@ -7,9 +7,7 @@ from typing import Any
 
 import openai
 import pytest
-
-from .conftest import Running, Start
-from .test_responses import make_client, make_state, user
+from echo.server import Running, Start, make_client, make_state, user
 
 
 @pytest.fixture(scope="module")

@@ -11,30 +11,13 @@ from typing import Any
 
 import openai
 import pytest
-
-from ostro.core.plugins.manager import PluginManager
-from ostro.entrypoints.operations.documents.state import State, open_state
-
-from .conftest import Running, Start
+from echo.server import LOGPROBS, Running, Start, make_client, make_state, user
 
 FUNCTION = {
     "type": "function",
     "name": "weather",
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
 }
-LOGPROBS: Any = ["message.output_text.logprobs"]
-
-
-def make_state(location: str) -> State:
-    plugins = PluginManager()
-    plugins.load()
-    return open_state(location, 86400.0, plugins)
-
-
-def make_client(server: Running, key: str = "none") -> openai.OpenAI:
-    return openai.OpenAI(
-        base_url=f"{server.url}/v1", api_key=key, max_retries=0, _strict_response_validation=True
-    )
 
 
 @pytest.fixture(scope="module")
@@ -51,10 +34,6 @@ def server(start: Start, folder: Path) -> Running:
 def client(server: Running) -> Iterator[openai.OpenAI]:
     with make_client(server) as found:
         yield found
-
-
-def user(content: Any) -> dict[str, Any]:
-    return {"role": "user", "content": content}
 
 
 def test_a_response_has_the_text_of_a_chat_completion(
