@@ -354,11 +354,14 @@ class Parser(Record):
     """Parses reasoning and tool calls in the output of a chat.
 
     `matches(source)` gets the source of the chat template that renders the request; it must be
-    fast. `parser` is a class of `OutputParser`.
+    fast. `parser` is a class of `OutputParser`. Of several parsers that match a template, the one
+    with the highest `precedence` is used; it is below 0 for markers that templates of other
+    notations contain, too.
     """
 
     matches: Callable[[str], bool]
     parser: Import
+    precedence: int = 0
 
 
 Scope = Literal["open", "infer", "admin", "metrics"]

@@ -1158,6 +1158,10 @@ PLUGINS: Mapping[str, Mapping[str, Change]] = {
         ),
     },
     "plugins/pipelines/text/parsing.py": {
+        "precedence-of-parsers-is-ignored": (
+            "if precedence == highest]",
+            "]",
+        ),
         "every-model-may-begin-with-reasoning": (
             "reasons = reasons and self.reasons and not opened and not closed",
             "reasons = True",

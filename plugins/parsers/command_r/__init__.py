@@ -9,10 +9,12 @@ from ostro import Parser, hookimpl
 
 def matches(source: str) -> bool:
     """Whether a chat template writes this notation."""
-    return "Action:" in source and '"tool_name"' in source and "<|START_ACTION|>" not in source
+    return "Action:" in source and '"tool_name"' in source
 
 
 @hookimpl
 def ostro_parsers() -> Iterator[Parser]:
     """Yield the parser."""
-    yield Parser(name="command_r", matches=matches, parser=f"{__name__}.parser:CommandRParser")
+    yield Parser(
+        name="command_r", matches=matches, parser=f"{__name__}.parser:CommandRParser", precedence=-1
+    )

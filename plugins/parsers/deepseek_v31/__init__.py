@@ -9,12 +9,15 @@ from ostro import Parser, hookimpl
 
 def matches(source: str) -> bool:
     """Whether a chat template writes this notation."""
-    return "<｜tool▁sep｜>" in source and "```json" not in source
+    return "<｜tool▁sep｜>" in source
 
 
 @hookimpl
 def ostro_parsers() -> Iterator[Parser]:
     """Yield the parser."""
     yield Parser(
-        name="deepseek_v31", matches=matches, parser=f"{__name__}.parser:DeepSeekV31Parser"
+        name="deepseek_v31",
+        matches=matches,
+        parser=f"{__name__}.parser:DeepSeekV31Parser",
+        precedence=-1,
     )

@@ -9,16 +9,12 @@ from ostro import Parser, hookimpl
 
 def matches(source: str) -> bool:
     """Whether a chat template writes this notation."""
-    return (
-        "<tool_call>" in source
-        and "<tool_calls>" not in source
-        and '"arguments"' in source.replace("\\", "")
-        and "<function=" not in source
-        and "<arg_key>" not in source
-    )
+    return "<tool_call>" in source and '"arguments"' in source.replace("\\", "")
 
 
 @hookimpl
 def ostro_parsers() -> Iterator[Parser]:
     """Yield the parser."""
-    yield Parser(name="hermes", matches=matches, parser=f"{__name__}.parser:HermesParser")
+    yield Parser(
+        name="hermes", matches=matches, parser=f"{__name__}.parser:HermesParser", precedence=-2
+    )

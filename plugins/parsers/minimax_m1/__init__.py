@@ -9,10 +9,15 @@ from ostro import Parser, hookimpl
 
 def matches(source: str) -> bool:
     """Whether a chat template writes this notation."""
-    return "<tool_calls>" in source and "<thinking>" not in source and "hy_" not in source
+    return "<tool_calls>" in source
 
 
 @hookimpl
 def ostro_parsers() -> Iterator[Parser]:
     """Yield the parser."""
-    yield Parser(name="minimax_m1", matches=matches, parser=f"{__name__}.parser:MiniMaxM1Parser")
+    yield Parser(
+        name="minimax_m1",
+        matches=matches,
+        parser=f"{__name__}.parser:MiniMaxM1Parser",
+        precedence=-1,
+    )

@@ -9,10 +9,12 @@ from ostro import Parser, hookimpl
 
 def matches(source: str) -> bool:
     """Whether a chat template writes this notation."""
-    return "[TOOL_CALLS]" in source and "[ARGS]" not in source
+    return "[TOOL_CALLS]" in source
 
 
 @hookimpl
 def ostro_parsers() -> Iterator[Parser]:
     """Yield the parser."""
-    yield Parser(name="mistral", matches=matches, parser=f"{__name__}.parser:MistralParser")
+    yield Parser(
+        name="mistral", matches=matches, parser=f"{__name__}.parser:MistralParser", precedence=-1
+    )

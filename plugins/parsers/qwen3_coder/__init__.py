@@ -9,10 +9,15 @@ from ostro import Parser, hookimpl
 
 def matches(source: str) -> bool:
     """Whether a chat template writes this notation."""
-    return "<function=" in source and "<seed:tool_call>" not in source
+    return "<function=" in source
 
 
 @hookimpl
 def ostro_parsers() -> Iterator[Parser]:
     """Yield the parser."""
-    yield Parser(name="qwen3_coder", matches=matches, parser=f"{__name__}.parser:Qwen3CoderParser")
+    yield Parser(
+        name="qwen3_coder",
+        matches=matches,
+        parser=f"{__name__}.parser:Qwen3CoderParser",
+        precedence=-1,
+    )

@@ -156,13 +156,18 @@ def with_reasoning(kind: Any, markers: tuple[str, str] | None) -> OutputParserCl
 
 
 def matching(template: ChatTemplate, parsers: Mapping[str, Parser]) -> str:
-    """The name of the parser that matches a template."""
-    found = [name for name, record in parsers.items() if record.matches(template.source)]
-    if len(found) > 1:
+    """The name of the parser with the highest precedence that matches a template.
+
+    Raises UsageError if there are several.
+    """
+    matched = {n: x.precedence for n, x in parsers.items() if x.matches(template.source)}
+    highest = max(matched.values(), default=0)
+    names = [name for name, precedence in matched.items() if precedence == highest]
+    if len(names) > 1:
         raise UsageError(
-            f"the chat template matches the parsers {', '.join(found)}; set --tool-parser to one"
+            f"the chat template matches the parsers {', '.join(names)}; set --tool-parser to one"
         )
-    return found[0] if found else FALLBACK
+    return names[0] if names else FALLBACK
 
 
 def parser_class(name: str, parsers: Mapping[str, Parser]) -> OutputParserClass:

@@ -23,6 +23,7 @@ from tiny.turns import (
 
 from ostro.core.chat import ChatTemplate
 from ostro.core.records import Parser, resolve
+from ostro.plugins.pipelines.text.parsing import matching
 
 SOURCES = {**OWN, **{file.stem: file.read_text() for file in FILES}}
 WITHOUT_CALLS = {
@@ -61,8 +62,7 @@ MARKED = "<tool_call> </tool_call> <|tool_call_end|> [TOOL_CALLS] <｜tool▁cal
 
 def kind_of(source: str, parsers: Mapping[str, Parser]) -> Any:
     """The class of the parser of a template."""
-    names = [name for name, record in parsers.items() if record.matches(source)]
-    return resolve(parsers[names[0] if names else "generic"].parser)
+    return resolve(parsers[matching(ChatTemplate(source, tokens={}), parsers)].parser)
 
 
 @cache
@@ -104,12 +104,10 @@ def check(kind: Any, output: Output, kept: Turn, tokens: frozenset[str]) -> None
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_one_parser_matches_a_template(parsers: Mapping[str, Parser], name: str) -> None:
-    source = SOURCES[name]
-    found = [each for each, record in parsers.items() if record.matches(source)]
-    assert len(found) == (WITHOUT_CALLS.get(name) != "generic")
-    if name in WITHOUT_CALLS:
-        assert (found or ["generic"]) == [WITHOUT_CALLS[name]]
+def test_one_parser_is_chosen_for_a_template(parsers: Mapping[str, Parser], name: str) -> None:
+    chosen = matching(ChatTemplate(SOURCES[name], tokens={}), parsers)
+    assert (chosen == "generic") == (WITHOUT_CALLS.get(name) == "generic")
+    assert chosen == WITHOUT_CALLS.get(name, chosen)
 
 
 @pytest.mark.sample(20)

@@ -21,7 +21,7 @@ from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Parser, Settings
 from ostro.core.tokenizer import load_tokenizer
 from ostro.entrypoints.api.openai.bodies import ChatBody
-from ostro.plugins.pipelines.text.parsing import OutputFormat
+from ostro.plugins.pipelines.text.parsing import OutputFormat, matching
 from ostro.plugins.pipelines.text.prepare import Preparer
 from ostro.plugins.pipelines.text.tools import CallRules
 
@@ -296,12 +296,21 @@ def test_an_unknown_parser_is_refused_at_load(model: ServedModel, name: str) -> 
 
 
 def test_two_parsers_of_a_template_are_refused(model: ServedModel) -> None:
-    again = Parser(name="mine", matches=lambda source: True, parser="mine:Mine")
+    again = replace(model.parsers["hermes"], name="mine")
     parsers: Mapping[str, Parser] = {**model.parsers, "mine": again}
     with pytest.raises(UsageError, match="matches the parsers hermes, mine; set --tool-parser"):
         Preparer(replace(model, parsers=parsers))
     chosen = with_settings(replace(model, parsers=parsers), tool_parser="hermes")
     assert format_of(chosen)
+
+
+def test_the_parser_with_the_highest_precedence_is_used(model: ServedModel) -> None:
+    """A plugin's notation needs no other one to name it."""
+    mine = Parser(name="mine", matches=lambda source: True, parser="mine:Mine")
+    assert model.template is not None
+    for precedence, name in ((0, "mine"), (-3, "hermes")):
+        parsers = {**model.parsers, "mine": replace(mine, precedence=precedence)}
+        assert matching(model.template, parsers) == name
 
 
 @pytest.mark.parametrize(
