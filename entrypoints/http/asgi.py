@@ -7,15 +7,17 @@ import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ostro.core.errors import UsageError
 from ostro.core.records import Settings
 from ostro.entrypoints.http.loop_watchdog import watch_event_loop
-from ostro.entrypoints.http.server import Options, Server
 from ostro.entrypoints.serve_config import ModelOptions, check_names
+
+if TYPE_CHECKING:
+    from ostro.entrypoints.http.server import Server
 
 
 class Application:
@@ -30,6 +32,8 @@ class Application:
         """models: settings of the models, the default first. options: those of `ostro serve`, with
         underscores, except host, port and workers. Raises UsageError for models of one name.
         """
+        from ostro.entrypoints.http.server import Options  # not with `ostro.http`: it takes 0.5 s
+
         self.models = [ModelOptions(settings=settings) for settings in models]
         self.options = Options(**options)
         check_names(self.models)
@@ -47,6 +51,8 @@ class Application:
 
     async def live(self, receive: Receive, send: Send) -> None:
         """Start the engine, and end it with the ASGI server."""
+        from ostro.entrypoints.http.server import Server
+
         await receive()
         loaded = asyncio.Event()
         options = replace(self.options, ready=lambda _: loaded.set())
