@@ -20,9 +20,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from ostro.core.errors import OstroError
-from ostro.core.ipc.process import ProcessEngine
-from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Endpoint, Route, Settings
+from ostro.core.plugins.manager import ROUTES_NOTE, PluginManager
+from ostro.core.records import Endpoint, Route
 from ostro.entrypoints.api.openai import (
     batches,
     conversations,
@@ -92,7 +91,7 @@ FAMILIES = (
     metrics,
     openapi,
 )
-"""The modules of the built-in routes, one API family each."""
+"""The modules of the built-in routes, one API family each: `ROUTES`."""
 
 
 def make_app(
@@ -133,8 +132,8 @@ def make_app(
     operations = Operations(service)
     operations.adapter_admin = Admin.of(adapter_root, ring)
     operations.model_admin = Admin.of(model_root, ring, "--model-root")
-    routes = built_in_routes(operations)
-    routes += plugin_routes(plugins, operations, routes)
+    routes = built_in_routes()
+    routes += plugin_routes(plugins, server=operations, engine=service.engine)
     requests = RequestMetrics(service.name, lambda: service.names)
     requests.registry.register(CallerMetrics(quotas))
     service.engine.observer = requests
@@ -190,16 +189,19 @@ def describe(plugins: PluginManager) -> dict[str, Any]:
 
 
 def routes_of(plugins: PluginManager) -> list[Route]:
-    """Return all routes of a server with these plugins; no model is needed."""
-    service = Service(ProcessEngine(Settings()), "model")
-    operations = Operations(service)
-    routes = built_in_routes(operations)
-    return [*routes, *plugin_routes(plugins, operations, routes)]
+    """Return all routes of a server with these plugins; no model is needed.
+
+    The log names the plugins whose routes are missing: those of the deprecated form of
+    `ostro_routes`.
+    """
+    for name in plugins.deprecated_routes():
+        log.warning("plugin %s: %s", name, ROUTES_NOTE)
+    return [*built_in_routes(), *plugin_routes(plugins)]
 
 
-def built_in_routes(operations: Operations) -> list[Route]:
+def built_in_routes() -> list[Route]:
     """Return the routes of all built-in API families."""
-    return [route for family in FAMILIES for route in family.routes(operations)]
+    return [route for family in FAMILIES for route in family.ROUTES]
 
 
 def open_paths(routes: Sequence[Route]) -> set[str]:
@@ -288,17 +290,14 @@ def guarded_files(route: Route, files: ASGIApp) -> ASGIApp:
     return serve
 
 
-def plugin_routes(
-    plugins: PluginManager, operations: Operations, builtin: Sequence[Route]
-) -> list[Route]:
+def plugin_routes(plugins: PluginManager, **deprecated: object) -> list[Route]:
     """Return the routes of plugins. A plugin cannot replace a built-in route.
 
     A route with a header only precedes it, for requests with the header. The log names the routes
-    that are not served.
+    that are not served. `deprecated` are the arguments of `ostro_routes`.
     """
-    routes = []
-    engine, taken = operations.service.engine, [starlette_route(route) for route in builtin]
-    records = plugins.collect("routes", server=operations, engine=engine)
+    routes, taken = [], [starlette_route(route) for route in built_in_routes()]
+    records = plugins.collect("routes", **deprecated)
     for name, message in plugins.conflicts("routes").items():
         log.error("plugin route %r ignored: %s", name, message)
     for name, record in records.items():

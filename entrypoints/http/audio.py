@@ -21,7 +21,6 @@ from ostro.entrypoints.http.forms import parse_form, read_upload
 from ostro.entrypoints.http.stream import EventStream, unless_disconnected
 from ostro.entrypoints.operations.event_formats import DATA_EVENTS
 from ostro.entrypoints.operations.media import TranscriptEvent, TranscriptionRequest
-from ostro.entrypoints.operations.operations import Operations
 
 TEXT_TYPES = {
     "json": "application/json",
@@ -214,17 +213,14 @@ def usage_of(final: TranscriptEvent) -> TranscriptTokenUsage:
     )
 
 
-def routes(operations: Operations) -> list[Route]:
-    """Return the routes."""
-    endpoints = {"transcriptions": transcriptions, "translations": translations}
-    return [
-        Route(
-            name=f"POST /v1/audio/{name}",
-            endpoint=endpoint,
-            request=TranscriptionForm,
-            response=Transcription,
-            events=TranscriptDelta | TranscriptDone,
-            event_format=DATA_EVENTS,
-        )
-        for name, endpoint in endpoints.items()
-    ]
+ROUTES: tuple[Route, ...] = tuple(
+    Route(
+        name=f"POST /v1/audio/{name}",
+        endpoint=endpoint,
+        request=TranscriptionForm,
+        response=Transcription,
+        events=TranscriptDelta | TranscriptDone,
+        event_format=DATA_EVENTS,
+    )
+    for name, endpoint in (("transcriptions", transcriptions), ("translations", translations))
+)

@@ -28,7 +28,6 @@ from ostro.entrypoints.operations.media import (
     ImageVariationRequest,
     base64_text,
 )
-from ostro.entrypoints.operations.operations import Operations
 
 MAX_IMAGE = 50 << 20
 """Limit on the bytes of an image in a form."""
@@ -298,29 +297,27 @@ def safety_identifier(body: ImageRequest) -> str | UnsetType:
     return body.safety_identifier or body.user or UNSET
 
 
-def routes(operations: Operations) -> list[Route]:
-    """Return the routes."""
-    return [
-        Route(
-            name="POST /v1/images/generations",
-            endpoint=generations,
-            request=ImageRequest,
-            response=ImageList,
-            events=ImagePartial | ImageCompleted | ImageProgress,
-            event_format=DATA_EVENTS,
-        ),
-        Route(
-            name="POST /v1/images/edits",
-            endpoint=edits,
-            request=ImageEditForm,
-            response=ImageList,
-            events=ImageEditPartial | ImageEditCompleted | ImageEditProgress,
-            event_format=DATA_EVENTS,
-        ),
-        Route(
-            name="POST /v1/images/variations",
-            endpoint=variations,
-            request=ImageVariationForm,
-            response=ImageList,
-        ),
-    ]
+ROUTES: tuple[Route, ...] = (
+    Route(
+        name="POST /v1/images/generations",
+        endpoint=generations,
+        request=ImageRequest,
+        response=ImageList,
+        events=ImagePartial | ImageCompleted | ImageProgress,
+        event_format=DATA_EVENTS,
+    ),
+    Route(
+        name="POST /v1/images/edits",
+        endpoint=edits,
+        request=ImageEditForm,
+        response=ImageList,
+        events=ImageEditPartial | ImageEditCompleted | ImageEditProgress,
+        event_format=DATA_EVENTS,
+    ),
+    Route(
+        name="POST /v1/images/variations",
+        endpoint=variations,
+        request=ImageVariationForm,
+        response=ImageList,
+    ),
+)

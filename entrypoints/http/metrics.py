@@ -29,7 +29,6 @@ from ostro.entrypoints.http.errors import respond
 from ostro.entrypoints.http.measurement import RequestMetrics
 from ostro.entrypoints.operations.adapters import Adapters
 from ostro.entrypoints.operations.admission import Admission
-from ostro.entrypoints.operations.operations import Operations
 from ostro.entrypoints.operations.quotas import Quotas
 from ostro.entrypoints.operations.service import Service
 from ostro.entrypoints.operations.state import State
@@ -249,15 +248,13 @@ def of_adapters(adapters: Adapters) -> Iterator[Metric]:
     yield from (requests, running, resident, size)
 
 
-def routes(operations: Operations) -> list[Route]:
-    """Return the routes."""
-    return [
-        Route(
-            name="GET /metrics",
-            endpoint=metrics,
-            scope="metrics",
-            response=["text/plain"],
-            error_statuses=(),
-        ),
-        Route(name="GET /load", endpoint=load, scope="open", response=Load, error_statuses=()),
-    ]
+ROUTES: tuple[Route, ...] = (
+    Route(
+        name="GET /metrics",
+        endpoint=metrics,
+        scope="metrics",
+        response=["text/plain"],
+        error_statuses=(),
+    ),
+    Route(name="GET /load", endpoint=load, scope="open", response=Load, error_statuses=()),
+)

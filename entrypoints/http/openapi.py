@@ -18,7 +18,6 @@ from ostro.entrypoints.http.errors import respond
 from ostro.entrypoints.http.handlers import WITH_QUERY
 from ostro.entrypoints.operations.errors import ErrorBody
 from ostro.entrypoints.operations.event_formats import OPENAI_EVENTS
-from ostro.entrypoints.operations.operations import Operations
 
 JSON, SSE = "application/json", "text/event-stream"
 REFERENCE = "#/components/schemas/{name}"
@@ -320,21 +319,19 @@ async def page(request: Request) -> Response:
     return Response(html, media_type="text/html; charset=utf-8")
 
 
-def routes(operations: Operations) -> list[Route]:
-    """Return the routes."""
-    return [
-        Route(
-            name="GET /openapi.json",
-            endpoint=document,
-            scope="open",
-            response=["application/json"],
-            error_statuses=(),
-        ),
-        Route(
-            name="GET /docs",
-            endpoint=page,
-            scope="open",
-            response=["text/html"],
-            error_statuses=(),
-        ),
-    ]
+ROUTES: tuple[Route, ...] = (
+    Route(
+        name="GET /openapi.json",
+        endpoint=document,
+        scope="open",
+        response=["application/json"],
+        error_statuses=(),
+    ),
+    Route(
+        name="GET /docs",
+        endpoint=page,
+        scope="open",
+        response=["text/html"],
+        error_statuses=(),
+    ),
+)

@@ -117,51 +117,48 @@ def item_list(page: ItemPage) -> ItemList:
     return make_page(ItemList, page.items, page.has_more, empty="")
 
 
-def routes(operations: Operations) -> list[Route]:
-    """Return the routes."""
-    return [
-        Route(
-            name="POST /v1/responses",
-            error_statuses=(400, 404, 503, 507),
-            handler=create_response,
-            request=ResponseRequest,
-            body=RequestBody(kind=ResponseBody, check=check_support),
-            response=Response,
-            events=AnyEvent,
-            event_format=NAMED_EVENTS,
-        ),
-        Route(
-            name="POST /v1/responses/input_tokens",
-            handler=count_input_tokens,
-            request=InputTokensRequest,
-            body=RequestBody(kind=InputTokensBody, check=check_support),
-            response=InputTokens,
-        ),
-        Route(name="POST /v1/responses/compact", handler=compact_response, error_statuses=(400,)),
-        Route(
-            name="GET /v1/responses/{id}",
-            handler=get_response,
-            request=RetrieveRequest,
-            response=Response,
-            events=AnyEvent,
-            event_format=NAMED_EVENTS,
-        ),
-        Route(
-            name="DELETE /v1/responses/{id}",
-            handler=delete_response,
-            response=ResponseDeleted,
-            cancel_on_disconnect=False,
-        ),
-        Route(
-            name="POST /v1/responses/{id}/cancel",
-            handler=cancel_response,
-            response=Response,
-            cancel_on_disconnect=False,
-        ),
-        Route(
-            name="GET /v1/responses/{id}/input_items",
-            handler=list_input_items,
-            request=ItemListRequest,
-            response=ItemList,
-        ),
-    ]
+ROUTES: tuple[Route, ...] = (
+    Route(
+        name="POST /v1/responses",
+        error_statuses=(400, 404, 503, 507),
+        handler=create_response,
+        request=ResponseRequest,
+        body=RequestBody(kind=ResponseBody, check=check_support),
+        response=Response,
+        events=AnyEvent,
+        event_format=NAMED_EVENTS,
+    ),
+    Route(
+        name="POST /v1/responses/input_tokens",
+        handler=count_input_tokens,
+        request=InputTokensRequest,
+        body=RequestBody(kind=InputTokensBody, check=check_support),
+        response=InputTokens,
+    ),
+    Route(name="POST /v1/responses/compact", handler=compact_response, error_statuses=(400,)),
+    Route(
+        name="GET /v1/responses/{id}",
+        handler=get_response,
+        request=RetrieveRequest,
+        response=Response,
+        events=AnyEvent,
+        event_format=NAMED_EVENTS,
+    ),
+    Route(
+        name="DELETE /v1/responses/{id}",
+        handler=delete_response,
+        response=ResponseDeleted,
+    ),
+    Route(
+        name="POST /v1/responses/{id}/cancel",
+        handler=cancel_response,
+        response=Response,
+        cancel_on_disconnect=False,
+    ),
+    Route(
+        name="GET /v1/responses/{id}/input_items",
+        handler=list_input_items,
+        request=ItemListRequest,
+        response=ItemList,
+    ),
+)

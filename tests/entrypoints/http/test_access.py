@@ -21,7 +21,8 @@ from ostro.core.ipc import client
 from ostro.core.ipc.client import AsyncEngine
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Route
-from ostro.entrypoints.http.app import make_app
+from ostro.entrypoints.http.app import make_app, routes_of
+from ostro.entrypoints.http.context import operations_of
 from ostro.entrypoints.http.listener import listen, url_of
 from ostro.entrypoints.http.measurement import RequestMetrics
 from ostro.entrypoints.http.middleware import AccessMiddleware, RequestMiddleware
@@ -289,15 +290,26 @@ class Hello:
     """A plugin with a route that works and three that must not."""
 
     @hookimpl
-    def ostro_routes(self, server: Operations) -> list[Route]:
+    def ostro_routes(self) -> list[Route]:
         async def hello(request: Any) -> PlainTextResponse:
-            return PlainTextResponse(f"ready: {server.service.ready}")
+            return PlainTextResponse(f"ready: {operations_of(request).service.ready}")
 
         names = ("GET /hello", "GET /health", "GET /v1/models/mine", "nonsense")
         return [Route(name=name, endpoint=hello) for name in names]
 
 
-class OldHello:
+class ServerHello:
+    """A plugin that still asks for the operations."""
+
+    @hookimpl
+    def ostro_routes(self, server: Operations) -> list[Route]:
+        async def hello(request: Any) -> PlainTextResponse:
+            return PlainTextResponse(f"ready: {server.service.ready}")
+
+        return [Route(name="GET /old", endpoint=hello)]
+
+
+class EngineHello:
     """A plugin that still asks for the engine."""
 
     @hookimpl
@@ -326,7 +338,7 @@ class Pages:
         self.folder = folder
 
     @hookimpl
-    def ostro_routes(self, server: Operations) -> list[Route]:
+    def ostro_routes(self) -> list[Route]:
         async def hello(request: Any) -> PlainTextResponse:
             return PlainTextResponse("hello")
 
@@ -362,13 +374,19 @@ def test_scopes_of_routes_and_files(server: Any, tmp_path: Path) -> None:
                 assert client.get(path, headers={"x-api-key": other}).status_code == 403, path
 
 
-def test_the_engine_as_an_argument_of_routes_is_deprecated(server: Any) -> None:
+@pytest.mark.parametrize("plugin", [ServerHello(), EngineHello()], ids=["server", "engine"])
+def test_arguments_of_routes_are_deprecated(
+    server: Any, plugin: object, caplog: pytest.LogCaptureFixture
+) -> None:
     plugins = PluginManager()
     plugins.load()
-    with pytest.warns(RemovedInOstro1, match=r"server\.service\.engine"):
-        plugins.register(OldHello(), "hello")
+    with pytest.warns(RemovedInOstro1, match=r"write ostro_routes\(\)"):
+        plugins.register(plugin, "hello")
+    assert "GET /old" not in {route.name for route in routes_of(plugins)}
+    assert "plugin hello: only a running server knows its routes" in caplog.text
     with TestClient(make_app(server.service, plugins)) as client:
         assert client.get("/old").text == "ready: True"
+        assert "/old" in client.get("/openapi.json").json()["paths"]
 
 
 def test_outside_needs_a_key() -> None:
