@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ostro.core.errors import UsageError
 from ostro.core.records import Settings
 from ostro.entrypoints.http.loop_watchdog import watch_event_loop
+from ostro.entrypoints.http.options import Options
 from ostro.entrypoints.serve_config import ModelOptions, check_names
 
 if TYPE_CHECKING:
@@ -32,8 +33,6 @@ class Application:
         """models: settings of the models, the default first. options: those of `ostro serve`, with
         underscores, except host, port and workers. Raises UsageError for models of one name.
         """
-        from ostro.entrypoints.http.server import Options  # not with `ostro.http`: it takes 0.5 s
-
         self.models = [ModelOptions(settings=settings) for settings in models]
         self.options = Options(**options)
         check_names(self.models)
@@ -51,7 +50,7 @@ class Application:
 
     async def live(self, receive: Receive, send: Send) -> None:
         """Start the engine, and end it with the ASGI server."""
-        from ostro.entrypoints.http.server import Server
+        from ostro.entrypoints.http.server import Server  # not with `ostro.http`: it takes 0.5 s
 
         await receive()
         loaded = asyncio.Event()

@@ -27,6 +27,7 @@ from ostro.entrypoints.operations.media import (
     transcription_options,
 )
 from ostro.entrypoints.operations.models import ModelEntry, find_model, list_models
+from ostro.entrypoints.operations.service import Service
 from ostro.entrypoints.operations.text_operations import TextOperations
 from ostro.entrypoints.operations.vectors import (
     POOLING,
@@ -63,8 +64,15 @@ class Operations(TextOperations):
     """
 
     documents: Documents
-    adapter_admin: Admin
-    model_admin: Admin
+
+    def __init__(
+        self,
+        service: Service,
+        adapter_admin: Admin | None = None,
+        model_admin: Admin | None = None,
+    ) -> None:
+        super().__init__(service)
+        self.adapter_admin, self.model_admin = adapter_admin or Admin(), model_admin or Admin()
 
     async def models(self, caller: Caller = ANYONE) -> list[ModelEntry]:
         """The models and adapters that the caller may use."""

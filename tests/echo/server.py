@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -27,11 +27,14 @@ from ostro.core.records import resolve
 from ostro.core.tokenizer import load_tokenizer
 from ostro.entrypoints.http.app import make_app
 from ostro.entrypoints.http.listener import listen, url_of
+from ostro.entrypoints.http.options import Options
 from ostro.entrypoints.http.web import Web
 from ostro.entrypoints.operations.admission import Admission
 from ostro.entrypoints.operations.keys import KeyRing
 from ostro.entrypoints.operations.service import Service
 
+HOST = "a"
+"""The Host header of requests that tests write themselves."""
 PATIENCE = 120.0
 """Seconds after which a test gives up. No outcome depends on them unless the server hangs."""
 
@@ -197,7 +200,10 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
             engine.admission = Admission(limit)
             service = Service(engine, "echo")
             ring = options.pop("ring", None) or KeyRing.of(keys, admin_key)
-            app = make_app(service, plugins, ring=ring, **options)
+            names = {each.name for each in fields(Options)} & options.keys()
+            given = {name: options.pop(name) for name in names}
+            stated = Options(**{"allow_hosts": [HOST], **given})
+            app = make_app(service, plugins, stated, ring=ring, **options)
             await app.state.operations.documents.start()
             web = Web.of(app)
             # A client whose idle connection is closed while it sends a request gets no response.
@@ -207,11 +213,11 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
             if not loading:
                 info = await starting
                 tokenizer = load_tokenizer(folder)
-                fields: dict[str, Any] = {}
+                outputs: dict[str, Any] = {}
                 if template is not None:
-                    fields["template"] = ChatTemplate(template, tokens={})
-                    fields["parsers"] = plugins.collect("parsers")
-                model = served_echo(tokenizer, **fields).ready(info.first)
+                    outputs["template"] = ChatTemplate(template, tokens={})
+                    outputs["parsers"] = plugins.collect("parsers")
+                model = served_echo(tokenizer, **outputs).ready(info.first)
                 text = resolve(plugins.get("pipelines", "text").pipeline)
                 service.models["echo"] = {"text": text(model, engine)}
                 service.served["echo"] = model

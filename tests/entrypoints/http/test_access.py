@@ -26,6 +26,7 @@ from ostro.entrypoints.http.context import operations_of
 from ostro.entrypoints.http.listener import listen, url_of
 from ostro.entrypoints.http.measurement import RequestMetrics
 from ostro.entrypoints.http.middleware import AccessMiddleware, RequestMiddleware
+from ostro.entrypoints.http.options import Options
 from ostro.entrypoints.operations.keys import Key, KeyRing, sha256_of
 from ostro.entrypoints.operations.operations import Operations
 from ostro.entrypoints.operations.quotas import Quotas
@@ -170,7 +171,7 @@ def test_the_lifespan_needs_no_key() -> None:
 
 
 def test_hosts(start: Any) -> None:
-    server = start(hosts=["box.lan"])
+    server = start(allow_hosts=["box.lan"])
     for host in ("evil.example", "localhost.evil.example", "1.2.3.4.evil.example", "a:b"):
         response = server.http.get("/health", headers={"host": host})
         assert response.status_code == 403 and response.json()["error"]["code"] == "forbidden"
@@ -187,7 +188,7 @@ def test_no_cross_origin_by_default(server: Any) -> None:
 
 
 def test_allowed_origins(start: Any) -> None:
-    server = start(origins=["https://a.example"], keys=["secret"])
+    server = start(cors_origins=["https://a.example"], keys=["secret"])
     for origin, allowed in (("https://a.example", True), ("https://b.example", False)):
         asked = {"origin": origin, "access-control-request-method": "POST"}
         response = server.http.options("/v1/chat/completions", headers=asked)
@@ -324,8 +325,8 @@ def test_plugin_routes(server: Any) -> None:
     plugins = PluginManager()
     plugins.load()
     plugins.register(Hello(), "hello")
-    app = make_app(server.service, plugins)
-    with TestClient(app) as client:
+    app = make_app(server.service, plugins, Options())
+    with TestClient(app, base_url="http://localhost") as client:
         assert client.get("/hello").text == "ready: True"
         assert client.get("/health").json() == {"status": "ok"}
         assert client.get("/v1/models/mine").status_code == 404
@@ -362,7 +363,7 @@ def test_scopes_of_routes_and_files(server: Any, tmp_path: Path) -> None:
     open_paths = ("/pages/a.txt", "/open", "/health")
     needed = {"/inner/a.txt": "boss", "/mine": "user", "/v1/models": "user", "/metrics": "watch"}
     needed["/v1/lora_adapters"] = "boss"
-    with TestClient(make_app(server.service, plugins, ring=ring)) as client:
+    with TestClient(make_app(server.service, plugins, Options(), ring=ring)) as client:
         for path in open_paths:
             assert client.get(path).status_code == 200, path
         for path in ("/pagesa.txt", "/pages/../mine", "/openly", *needed):
@@ -384,7 +385,8 @@ def test_arguments_of_routes_are_deprecated(
         plugins.register(plugin, "hello")
     assert "GET /old" not in {route.name for route in routes_of(plugins)}
     assert "plugin hello: only a running server knows its routes" in caplog.text
-    with TestClient(make_app(server.service, plugins)) as client:
+    app = make_app(server.service, plugins, Options())
+    with TestClient(app, base_url="http://localhost") as client:
         assert client.get("/old").text == "ready: True"
         assert "/old" in client.get("/openapi.json").json()["paths"]
 

@@ -17,6 +17,7 @@ from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Route
 from ostro.entrypoints.http.app import make_app
 from ostro.entrypoints.http.context import caller_of, operations_of
+from ostro.entrypoints.http.options import Options
 from ostro.entrypoints.http.stream import EventStream
 from ostro.entrypoints.operations.keys import KeyRing
 from ostro.entrypoints.operations.request_context import request_id
@@ -84,7 +85,7 @@ def client(server: Any) -> Iterator[TestClient]:
     plugins.register(Family(), "family")
     ring = KeyRing.of(["secret"], None)
     with TestClient(
-        make_app(server.service, plugins, ring=ring), raise_server_exceptions=False
+        make_app(server.service, plugins, Options(), ring=ring), raise_server_exceptions=False
     ) as it:
         yield it
 
