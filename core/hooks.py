@@ -39,9 +39,17 @@ if TYPE_CHECKING:
 PREFIX = "ostro_"
 hookspec = pluggy.HookspecMarker("ostro")
 hookimpl = pluggy.HookimplMarker("ostro")
-ENGINE_OF_ROUTES = RemovedInOstro1(
-    "ostro_routes(engine) is deprecated: use ostro_routes(server), and server.service.engine"
-)
+ARGUMENTS_OF_ROUTES = {
+    "server": RemovedInOstro1(
+        "ostro_routes(server) is deprecated: write ostro_routes(); the operations are the first "
+        "argument of a handler, and ostro.http.operations_of(request) in an endpoint"
+    ),
+    "engine": RemovedInOstro1(
+        "ostro_routes(engine) is deprecated: write ostro_routes(); the engine is service.engine of "
+        "the operations, the first argument of a handler, and ostro.http.operations_of(request) in "
+        "an endpoint"
+    ),
+}
 
 
 @hookspec
@@ -122,9 +130,14 @@ def ostro_aliases() -> Iterable[Alias]:
     return ()
 
 
-@hookspec(warn_on_impl_args={"engine": ENGINE_OF_ROUTES})
+@hookspec(warn_on_impl_args=ARGUMENTS_OF_ROUTES)
 def ostro_routes(server: Any, engine: Any) -> Iterable[Route]:
-    """Declare (api): yield routes to add to the server; `server` has its operations."""
+    """Declare (api): yield routes to add to the server.
+
+    Both arguments are deprecated: only a running server has them, so the routes of an
+    implementation that names one are missing in `ostro plugins` and in the OpenAPI document of
+    `ostro serve --print-openapi`.
+    """
     return ()
 
 

@@ -447,7 +447,8 @@ class Route(Record):
     events    the msgspec type of the events of a streamed response
     event_format  how these events are written; None: as JSON in server-sent events that end with
               [DONE], as OpenAI's
-    cancel_on_disconnect  whether the handler is cancelled when the client leaves
+    cancel_on_disconnect  whether the handler is cancelled when the client leaves; None: True, but
+              False for DELETE and, with the scope admin, for all methods but GET
     errors    converts (status, message, code, param) to the JSON of an error, whose type is its
               annotation; None: OpenAI's form
     example   an example of the request, for the OpenAPI document
@@ -468,7 +469,7 @@ class Route(Record):
     response: object | None = None
     events: object | None = None
     event_format: EventFormat | None = None
-    cancel_on_disconnect: bool = True
+    cancel_on_disconnect: bool | None = None
     errors: Callable[[int, str, str | None, str | None], Any] | None = None
     example: Mapping[str, Any] | None = None
     statuses: Mapping[int, int] = field(default_factory=dict)
@@ -478,14 +479,21 @@ class Route(Record):
     def __post_init__(self) -> None:
         if (self.handler is None) == (self.endpoint is None):
             raise PluginError(f"the route {self.name!r} needs either a handler or an endpoint")
-        names = ("query", "body", "requires")
+        names = ("query", "body", "requires", "cancel_on_disconnect")
         stated = [name for name in names if getattr(self, name) is not None]
-        stated += [] if self.cancel_on_disconnect else ["cancel_on_disconnect"]
         if self.handler is None and stated:
             raise PluginError(
                 f"the route {self.name!r} has an endpoint, which reads its requests itself: "
                 f"{', '.join(stated)} need a handler"
             )
+
+    @property
+    def is_cancelled_on_disconnect(self) -> bool:
+        """The value of `cancel_on_disconnect`, or its default."""
+        if self.cancel_on_disconnect is not None:
+            return self.cancel_on_disconnect
+        method = self.name.partition(" ")[0]
+        return method == "GET" or (method != "DELETE" and self.scope != "admin")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1388,8 +1388,8 @@ ENTRYPOINTS: Mapping[str, Mapping[str, Change]] = {
     },
     "entrypoints/http/handlers.py": {
         "work-of-a-client-that-left-goes-on": (
-            "if route.cancel_on_disconnect:",
-            "if not route.cancel_on_disconnect:",
+            "if route.is_cancelled_on_disconnect:",
+            "if not route.is_cancelled_on_disconnect:",
         ),
         "status-of-content-is-lost": (
             "return Response(result.data, result.status",

@@ -35,6 +35,8 @@ from ostro.core.results import InvalidResult
 log = logging.getLogger(__name__)
 
 HOOKS = tuple(name for name in vars(hooks) if name.startswith(hooks.PREFIX))
+ROUTES_NOTE = "only a running server knows its routes: ostro_routes has a deprecated argument"
+"""What is said about the plugins in `deprecated_routes`."""
 SLOW_IMPORT = 1.0
 """Seconds for importing a plugin beyond which a warning is logged."""
 
@@ -53,8 +55,7 @@ class Broken:
 class PluginInfo:
     """One line of `ostro plugins`. `status` is active, conflict, broken or disabled.
 
-    `offers` are the names of its records by kind; kinds whose hook needs an argument (routes) are
-    missing until they are collected.
+    `offers` are the names of its records by kind. `note` says which of them are missing there.
     """
 
     name: str
@@ -64,6 +65,7 @@ class PluginInfo:
     reason: str = ""
     hooks: tuple[str, ...] = ()
     offers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    note: str = ""
 
 
 class _IsolatedHooks:
@@ -143,7 +145,9 @@ class PluginManager(pluggy.PluginManager):
     def collect(self, kind: str, **arguments: object) -> dict[str, Any]:
         """The records of one kind by name, those of built-in plugins first: to list them.
 
-        The hook is called only once. Names in conflict are omitted; `find` raises for them.
+        Names in conflict are omitted; `find` raises for them. The hook is called only once, except
+        with the deprecated `arguments` of `ostro_routes`, which a server has. Without them, the
+        plugins in `deprecated_routes` are left out.
         """
         active = self._collect(kind, **arguments).active(kind)
         return {name: claims[0].record for name, claims in active.items() if len(claims) == 1}
@@ -274,11 +278,15 @@ class PluginManager(pluggy.PluginManager):
         claims = self._collect(kind).active(kind).get(name, [])
         return " and ".join(f"plugin {claim.plugin} ({claim.source})" for claim in claims)
 
+    def deprecated_routes(self) -> list[str]:
+        """The plugins whose `ostro_routes` has an argument: these are deprecated."""
+        impls = self.hook.ostro_routes.get_hookimpls()
+        return [impl.plugin_name for impl in impls if impl.argnames]
+
     def describe(self) -> list[PluginInfo]:
         """Describe every plugin that was found: its records, or why it is not used."""
         for kind in KINDS:
-            if not getattr(self.hook, hooks.PREFIX + kind).spec.argnames:
-                self._collect(kind)
+            self._collect(kind)
         conflicts = self._claims.conflicts()
         return [self._describe(candidate, conflicts) for candidate in self._found.values()]
 
@@ -355,9 +363,11 @@ class PluginManager(pluggy.PluginManager):
         """The claims of one kind; calls the declaration hook of all plugins the first time."""
         if kind not in KINDS:
             raise PluginError(f"unknown kind of record {kind!r}{nearest(kind, KINDS)}")
-        if kind not in self._claims:
+        if arguments or kind not in self._claims:
             found = []
             for impl in getattr(self.hook, hooks.PREFIX + kind).get_hookimpls():
+                if not arguments.keys() >= {*impl.argnames}:
+                    continue
                 records = impl.function(*(arguments[name] for name in impl.argnames)) or ()
                 plugin, source = impl.plugin_name, self.source(impl.plugin_name)
                 found += [RecordClaim(record, plugin, source) for record in records]
@@ -409,6 +419,7 @@ class PluginManager(pluggy.PluginManager):
             reason=why,
             hooks=tuple(vars(plugin)) if plugin else (),
             offers=self._claims.declared_by(name),
+            note=ROUTES_NOTE if name in self.deprecated_routes() else "",
         )
 
 

@@ -16,6 +16,7 @@ from ostro.entrypoints.cli.options import (
     add_plugin_option,
     parse_settings,
 )
+from ostro.entrypoints.cli.parser import Advanced
 
 if TYPE_CHECKING:
     from ostro.core.adapters.weights import AdapterWeights
@@ -66,14 +67,14 @@ def add_base_options(parser: argparse.ArgumentParser) -> None:
         action=OneModel,
         help="base model: folder, org/name[@revision] or alias (default: none)",
     )
-    add("--arch", metavar="NAME", help="architecture (default: as the checkpoint states)")
+    add("--arch", metavar="NAME", help=Advanced("architecture (default: as the checkpoint states)"))
     add_hub_options(parser)
     add(
         "--allow-config",
         action="append",
         default=[],
         metavar="KEY",
-        help="accept this unknown key of config.json",
+        help=Advanced("accept this unknown key of config.json"),
     )
     add_plugin_option(parser)
     parser.set_defaults(dummy_weights=None)

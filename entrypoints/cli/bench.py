@@ -19,6 +19,7 @@ from ostro.entrypoints.cli.options import (
     check_ranges,
     parse_settings,
 )
+from ostro.entrypoints.cli.parser import Advanced
 
 if TYPE_CHECKING:
     from ostro.core.engine.engine import Engine
@@ -68,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="length of a prefix that all prompts share, in tokens (default: 0)",
+        help=Advanced("length of a prefix that all prompts share, in tokens (default: 0)"),
     )
     add(
         "--prompts",
@@ -80,16 +81,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--with-adapters",
         type=int,
         metavar="N",
-        help="measure the cost of N random adapters (default: no adapters)",
+        help=Advanced("measure the cost of N random adapters (default: no adapters)"),
     )
     add(
         "--with-rank",
         type=int,
         default=16,
         metavar="R",
-        help="rank of these adapters (default: 16)",
+        help=Advanced("rank of these adapters (default: 16)"),
     )
-    add("--no-prefix-cache", action="store_true", help="disable the prefix cache")
+    add("--no-prefix-cache", action="store_true", help=Advanced("disable the prefix cache"))
     add(
         "--profile",
         action="store_true",

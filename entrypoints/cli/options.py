@@ -12,6 +12,7 @@ from typing import Any
 
 from ostro.core.errors import UsageError
 from ostro.core.records import STARTER, Settings
+from ostro.entrypoints.cli.parser import Advanced
 
 
 def utf8_text(word: str) -> str:
@@ -55,12 +56,12 @@ SAMPLING: Mapping[str, Mapping[str, Any]] = {
     "min_p": {
         "type": float,
         "metavar": "P",
-        "help": "minimum probability relative to the top token (default: the model's)",
+        "help": Advanced("minimum probability relative to the top token (default: the model's)"),
     },
     "repetition_penalty": {
         "type": float,
         "metavar": "R",
-        "help": "penalty on repeated tokens; 1 is none (default: the model's)",
+        "help": Advanced("penalty on repeated tokens; 1 is none (default: the model's)"),
     },
     "seed": {
         "type": int,
@@ -158,28 +159,38 @@ def add_source_options(group: argparse._ArgumentGroup) -> None:
         metavar="NAME",
         help="name of the model (default: from its folder or file)",
     )
-    add("--arch", metavar="NAME", help="architecture (default: as the checkpoint states)")
-    add("--task", metavar="NAME", help="task of the model (default: all that it supports)")
+    add("--arch", metavar="NAME", help=Advanced("architecture (default: as the checkpoint states)"))
     add(
-        "--tokenizer", metavar="PATH", help="folder or file of the tokenizer (default: the model's)"
+        "--task", metavar="NAME", help=Advanced("task of the model (default: all that it supports)")
     )
-    add("--chat-template", metavar="FILE", help="file of the chat template (default: the model's)")
+    add(
+        "--tokenizer",
+        metavar="PATH",
+        help=Advanced("folder or file of the tokenizer (default: the model's)"),
+    )
+    add(
+        "--chat-template",
+        metavar="FILE",
+        help=Advanced("file of the chat template (default: the model's)"),
+    )
     add(
         "--tool-parser",
         metavar="NAME",
-        help="parser of tool calls, or none (default: that of the chat template)",
+        help=Advanced("parser of tool calls, or none (default: that of the chat template)"),
     )
     add(
         "--reasoning-parser",
         metavar="NAME",
-        help="parser of reasoning, or none (default: that of the chat template)",
+        help=Advanced("parser of reasoning, or none (default: that of the chat template)"),
     )
     add(
         "--generation-config",
         choices=("auto", "none"),
         default=Settings.generation_config,
-        help="sampling defaults: those of the model or a fallback (auto), or temperature 1 and all "
-        "tokens (none) (default: auto)",
+        help=Advanced(
+            "sampling defaults: those of the model or a fallback (auto), or temperature 1 and all "
+            "tokens (none) (default: auto)"
+        ),
     )
     add_hub_options(group)
     add(
@@ -187,20 +198,28 @@ def add_source_options(group: argparse._ArgumentGroup) -> None:
         action="append",
         default=[],
         metavar="KEY",
-        help="ignore this key of config.json although it may change the model; repeat the option "
-        "for several keys",
+        help=Advanced(
+            "ignore this key of config.json although it may change the model; repeat the option "
+            "for several keys"
+        ),
     )
 
 
 def add_hub_options(target: argparse._ActionsContainer) -> None:
     """Declare the options that select a version on the hub and control its download."""
     add = target.add_argument
-    add("--revision", metavar="REV", help="branch, tag or commit on the hub (default: main)")
+    add(
+        "--revision",
+        metavar="REV",
+        help=Advanced("branch, tag or commit on the hub (default: main)"),
+    )
     add(
         "--token-source",
         metavar="SRC",
-        help="where to read the hub's access token: env:NAME, file:PATH, cache or none "
-        "(default: cache, as `hf auth login` wrote it)",
+        help=Advanced(
+            "where to read the hub's access token: env:NAME, file:PATH, cache or none "
+            "(default: cache, as `hf auth login` wrote it)"
+        ),
     )
     add("--offline", action="store_true", help="use cached files only, never contact the hub")
 
@@ -213,7 +232,7 @@ def add_plugin_option(target: argparse._ActionsContainer) -> None:
         action="append",
         default=[],
         metavar="PATH",
-        help="load a plugin from a folder or file; repeat the option for several plugins",
+        help=Advanced("load a plugin from a folder or file; repeat the option for several plugins"),
     )
 
 
@@ -225,15 +244,17 @@ def add_weight_options(group: argparse._ArgumentGroup) -> None:
         choices=DTYPES,
         default="auto",
         metavar="DTYPE",
-        help=f"dtype of computation: {', '.join(DTYPES)} (default: auto)",
+        help=Advanced(f"dtype of computation: {', '.join(DTYPES)} (default: auto)"),
     )
     add("--device", default="auto", help="device: auto, cpu, cuda or cuda:1 (default: auto)")
     either = group.add_mutually_exclusive_group().add_argument
     either(
         "--placement",
         metavar="RULES",
-        help="device by module: auto, auto:SIZE, 'PATTERN = cpu, PATTERN = offload', or a TOML "
-        "file of such pairs; offload keeps weights in host memory (default: all on --device)",
+        help=Advanced(
+            "device by module: auto, auto:SIZE, 'PATTERN = cpu, PATTERN = offload', or a TOML "
+            "file of such pairs; offload keeps weights in host memory (default: all on --device)"
+        ),
     )
     either(
         "--offload",
@@ -251,15 +272,17 @@ def add_weight_options(group: argparse._ArgumentGroup) -> None:
     add(
         "--topology",
         metavar="RULES",
-        help="format by module: 'PATTERN = q8_0, PATTERN = float', or a TOML file of such pairs "
-        "(default: --quant for all)",
+        help=Advanced(
+            "format by module: 'PATTERN = q8_0, PATTERN = float', or a TOML file of such pairs "
+            "(default: --quant for all)"
+        ),
     )
     add(
         "--importance",
         metavar="FILE",
-        help="importance matrix for --quant, .imatrix (default: none)",
+        help=Advanced("importance matrix for --quant, .imatrix (default: none)"),
     )
-    add("--exact", action="store_true", help="keep activations in floating point")
+    add("--exact", action="store_true", help=Advanced("keep activations in floating point"))
 
 
 def add_engine_options(group: argparse._ArgumentGroup) -> None:
@@ -269,7 +292,9 @@ def add_engine_options(group: argparse._ArgumentGroup) -> None:
         "--threads",
         type=thread_count,
         metavar="N",
-        help="CPU threads; auto uses the cores that other processes leave free (default: auto)",
+        help=Advanced(
+            "CPU threads; auto uses the cores that other processes leave free (default: auto)"
+        ),
     )
     add(
         "--context",
@@ -287,10 +312,17 @@ def add_engine_options(group: argparse._ArgumentGroup) -> None:
     add(
         "--memory",
         metavar="SIZE",
-        help="memory for the KV cache: 6GB, or a fraction of the free memory "
-        "(default: 0.9 on GPUs, 0.25 on CPUs)",
+        help=Advanced(
+            "memory for the KV cache: 6GB, or a fraction of the free memory "
+            "(default: 0.9 on GPUs, 0.25 on CPUs)"
+        ),
     )
-    add("--kv-dtype", default="auto", metavar="TYPE", help="dtype of the KV cache (default: auto)")
+    add(
+        "--kv-dtype",
+        default="auto",
+        metavar="TYPE",
+        help=Advanced("dtype of the KV cache (default: auto)"),
+    )
     add(
         "--speculate",
         metavar="NAME|heads|REF",
@@ -302,7 +334,7 @@ def add_engine_options(group: argparse._ArgumentGroup) -> None:
     add(
         "--deterministic",
         action="store_true",
-        help="use only kernels whose results do not depend on the batch; slower",
+        help=Advanced("use only kernels whose results do not depend on the batch; slower"),
     )
     add_plugin_option(group)
 
@@ -317,13 +349,17 @@ def thread_count(text: str) -> int | None:
 def add_debug_options(group: argparse._ArgumentGroup) -> None:
     """Declare the options for tests and for finding faults."""
     add = group.add_argument
-    add("--replay", action="store_true", help="run the graph-replay loop on any device, to test it")
+    add(
+        "--replay",
+        action="store_true",
+        help=Advanced("run the graph-replay loop on any device, to test it"),
+    )
     add(
         "--dummy-weights",
         metavar="SHAPE",
-        help="use random weights of this shape: qwen3-0.6b, llama-8b (default: no)",
+        help=Advanced("use random weights of this shape: qwen3-0.6b, llama-8b (default: no)"),
     )
-    add("--explain", action="store_true", help="print the selected plugins and kernels")
+    add("--explain", action="store_true", help=Advanced("print the selected plugins and kernels"))
 
 
 def add_adapter_options(parser: argparse.ArgumentParser) -> None:
@@ -348,32 +384,34 @@ def add_adapter_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=Settings.adapter_slots,
         metavar="N",
-        help="device memory for adapters, in adapters of rank 16 "
-        f"(default: {Settings.adapter_slots})",
+        help=Advanced(
+            "device memory for adapters, in adapters of rank 16 "
+            f"(default: {Settings.adapter_slots})"
+        ),
     )
     add(
         "--adapter-memory",
         metavar="SIZE",
-        help="host memory for inactive adapters, such as 4GB (default: 8 GiB)",
+        help=Advanced("host memory for inactive adapters, such as 4GB (default: 8 GiB)"),
     )
     add(
         "--max-adapters",
         type=int,
         default=Settings.max_adapters,
         metavar="N",
-        help=f"maximum number of adapters (default: {Settings.max_adapters})",
+        help=Advanced(f"maximum number of adapters (default: {Settings.max_adapters})"),
     )
     add(
         "--max-adapter-rank",
         type=int,
         default=Settings.max_adapter_rank,
         metavar="R",
-        help=f"maximum rank of an adapter (default: {Settings.max_adapter_rank})",
+        help=Advanced(f"maximum rank of an adapter (default: {Settings.max_adapter_rank})"),
     )
     add(
         "--adapter-resolvers",
         action="store_true",
-        help="let plugins locate adapters whose names are not registered",
+        help=Advanced("let plugins locate adapters whose names are not registered"),
     )
 
 

@@ -7,25 +7,14 @@ import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from ostro.core.errors import nearest
 
-ADVANCED = frozenset(
-    """
-    --access-log --adapter-memory --adapter-resolvers --adapter-slots --admin-key --admin-key-file
-    --allow-config --allow-host --api-key-file --arch --chat-template --cors-origin --deterministic
-    --drain-timeout --dtype --dummy-weights --exact --explain --follow --generation-config
-    --hang-timeout --importance --kv-dtype --logprobs --max-adapter-rank --max-adapters --max-queue
-    --max-queue-tokens --max-wait --memory --min-p --no-prefix-cache --open-metrics --placement
-    --plugin --reasoning-parser --repetition-penalty --replay --request-timeout --restart
-    --retention --revision --root-path --share-prefixes --shared-prefix --ssl-certfile --ssl-keyfile
-    --store-limit --task --threads --token-source --tokenizer --tool-parser --topology
-    --trusted-proxies --uds --with-adapters --with-rank
-    """.split()
-)
-"""Options that --help omits and --help-all lists, in every command."""
+
+class Advanced(str):
+    """The help of an option that `--help` omits and `--help-all` lists."""
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -65,7 +54,7 @@ def wrap_command(line: str, columns: int) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """A command's parser. `--help` omits the options in `ADVANCED`, `--help-all` lists all.
+    """A command's parser. `--help` omits the options with `Advanced` help, `--help-all` lists all.
 
     examples: command lines for the end of the help.
     """
@@ -117,11 +106,12 @@ class Parser(argparse.ArgumentParser):
         return self.usage_formatter().format_help()
 
     def format_help(self) -> str:
-        return self.help_text(ADVANCED)
+        return self.help_text(everything=False)
 
-    def help_text(self, hidden: Iterable[str]) -> str:
-        """The help without the hidden options."""
-        omitted = [action for action in self._actions if {*action.option_strings} & {*hidden}]
+    def help_text(self, everything: bool) -> str:
+        """The help: of every option, or without the advanced ones."""
+        advanced = [action for action in self._actions if isinstance(action.help, Advanced)]
+        omitted = [] if everything else advanced
         formatter = self.usage_formatter()
         formatter.add_text(self.description)
         for group in self._action_groups:
@@ -152,5 +142,5 @@ class HelpAll(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
         assert isinstance(parser, Parser)
-        print(parser.help_text(()), end="")
+        print(parser.help_text(everything=True), end="")
         parser.exit()

@@ -59,8 +59,9 @@ def by_hook(manager: PluginManager) -> dict[str, list[str]]:
 
 def offers(plugin: PluginInfo) -> str:
     """The records of a plugin in one line; its hooks if it declares no records."""
-    kinds = (f"{kind}: {', '.join(names)}" for kind, names in plugin.offers.items())
-    return "; ".join(kinds) or ", ".join(plugin.hooks)
+    kinds = [f"{kind}: {', '.join(names)}" for kind, names in plugin.offers.items()]
+    parts = kinds or [", ".join(plugin.hooks)]
+    return "; ".join([*parts, plugin.note] if plugin.note else parts)
 
 
 def print_lines(found: Iterable[PluginInfo]) -> None:

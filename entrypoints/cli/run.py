@@ -36,6 +36,7 @@ from ostro.entrypoints.cli.options import (
     take_model,
     utf8_text,
 )
+from ostro.entrypoints.cli.parser import Advanced
 from ostro.entrypoints.progress import loading
 
 if TYPE_CHECKING:
@@ -82,7 +83,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--logprobs",
         type=int,
         metavar="N",
-        help="with --json: log-probabilities of each token and N alternatives (default: none)",
+        help=Advanced(
+            "with --json: log-probabilities of each token and N alternatives (default: none)"
+        ),
     )
     add(
         "--apply",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -99,47 +100,34 @@ def check_numbers(args: argparse.Namespace) -> None:
 
 
 def server_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The options of the server, as `ostro.entrypoints.http.server.Options` takes them."""
+    """The fields of `ostro.entrypoints.http.options.Options` that options state.
+
+    A field has the value of its option, whose name is that of the field. Below are the fields with
+    another name or another form than their options.
+    """
     from ostro.entrypoints.cli.store import parse_bytes, parse_duration
-    from ostro.entrypoints.http.body_log import LOG_BYTES
+    from ostro.entrypoints.http.options import Options
     from ostro.entrypoints.http.proxies import parse_proxies
     from ostro.entrypoints.http.root_path import parse_root_path
 
-    return dict(
-        host=args.host,
-        port=args.port,
+    stated = {each.name: getattr(args, each.name) for each in fields(Options) if each.name in args}
+    stated |= dict(
         api_keys=api_keys(args),
         allow_hosts=args.allow_host,
         cors_origins=args.cors_origin,
-        drain_timeout=args.drain_timeout,
-        hang_timeout=args.hang_timeout,
-        restart=args.restart,
         admin_key=admin_key(args),
-        model_root=args.model_root,
-        store=args.store,
         retention=parse_duration(args.retention),
         store_limit=None if args.store_limit is None else parse_bytes(args.store_limit),
-        keys=args.keys,
-        share_prefixes=args.share_prefixes,
-        open_metrics=args.open_metrics,
-        max_queue=args.max_queue,
-        max_queue_tokens=args.max_queue_tokens,
-        max_wait=args.max_wait,
-        request_timeout=args.request_timeout,
-        uds=args.uds,
-        ssl_certfile=args.ssl_certfile,
-        ssl_keyfile=args.ssl_keyfile,
-        workers=args.workers,
         root_path=parse_root_path(args.root_path),
         trusted_proxies=parse_proxies(args.trusted_proxies),
-        access_log=args.access_log,
-        log_format=args.log_format,
-        log_requests=args.log_requests,
         log_requests_size=(
-            LOG_BYTES if args.log_requests_size is None else parse_bytes(args.log_requests_size)
+            Options.log_requests_size
+            if args.log_requests_size is None
+            else parse_bytes(args.log_requests_size)
         ),
         plugin_paths=args.plugin,
     )
+    return stated
 
 
 def take_name(args: argparse.Namespace) -> None:

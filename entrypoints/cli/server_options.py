@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ostro.entrypoints.cli.parser import Advanced
+
 
 def add_server_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """Declare the options of a server, and return their group."""
@@ -26,34 +28,42 @@ def add_server_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGro
         "--uds",
         type=Path,
         metavar="PATH",
-        help="listen on this Unix socket, which only this user can open, in the place of --host "
-        "and --port (default: none)",
+        help=Advanced(
+            "listen on this Unix socket, which only this user can open, in the place of --host "
+            "and --port (default: none)"
+        ),
     )
     add(
         "--ssl-certfile",
         type=Path,
         metavar="FILE",
-        help="serve HTTPS with this certificate and those of its issuers, in PEM; SIGHUP reads it "
-        "again (default: HTTP)",
+        help=Advanced(
+            "serve HTTPS with this certificate and those of its issuers, in PEM; SIGHUP reads it "
+            "again (default: HTTP)"
+        ),
     )
     add(
         "--ssl-keyfile",
         type=Path,
         metavar="FILE",
-        help="private key of the certificate, in PEM (default: in --ssl-certfile)",
+        help=Advanced("private key of the certificate, in PEM (default: in --ssl-certfile)"),
     )
     add(
         "--root-path",
         default="",
         metavar="PATH",
-        help="path below which a proxy serves this server, such as /models (default: none)",
+        help=Advanced(
+            "path below which a proxy serves this server, such as /models (default: none)"
+        ),
     )
     add(
         "--trusted-proxies",
         default="",
         metavar="ADDR[,ADDR...]",
-        help="use X-Forwarded-For and X-Forwarded-Proto of these addresses and networks, such as "
-        "127.0.0.1,10.0.0.0/8, or of all: * (default: none)",
+        help=Advanced(
+            "use X-Forwarded-For and X-Forwarded-Proto of these addresses and networks, such as "
+            "127.0.0.1,10.0.0.0/8, or of all: * (default: none)"
+        ),
     )
     add(
         "--api-key",
@@ -66,7 +76,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGro
         "--api-key-file",
         type=Path,
         metavar="FILE",
-        help="require an API key of FILE, one a line (default: none)",
+        help=Advanced("require an API key of FILE, one a line (default: none)"),
     )
     add(
         "--keys",
@@ -78,7 +88,9 @@ def add_server_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGro
     add(
         "--share-prefixes",
         action="store_true",
-        help="let all keys share the prefix cache; cached_tokens then shows what others have sent",
+        help=Advanced(
+            "let all keys share the prefix cache; cached_tokens then shows what others have sent"
+        ),
     )
     add(
         "--workers",
@@ -88,64 +100,72 @@ def add_server_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGro
         help="serve HTTP in this many processes in front of one engine (default: 1); more than one "
         "requires --store FOLDER or --store none",
     )
-    add("--open-metrics", action="store_true", help="let /metrics answer without a key")
+    add("--open-metrics", action="store_true", help=Advanced("let /metrics answer without a key"))
     add(
         "--max-queue",
         type=int,
         metavar="N",
-        help="sequences that may run and wait together (default: 32 times --max-seqs)",
+        help=Advanced("sequences that may run and wait together (default: 32 times --max-seqs)"),
     )
     add(
         "--max-queue-tokens",
         type=int,
         metavar="N",
-        help="tokens of the prompts of these sequences (default: an eighth of the context each)",
+        help=Advanced(
+            "tokens of the prompts of these sequences (default: an eighth of the context each)"
+        ),
     )
     add(
         "--max-wait",
         type=float,
         metavar="S",
-        help="answer 503 if a request has no first token after this many seconds (default: never)",
+        help=Advanced(
+            "answer 503 if a request has no first token after this many seconds (default: never)"
+        ),
     )
     add(
         "--request-timeout",
         type=float,
         metavar="S",
-        help="abort a request after this many seconds and answer 504 (default: never)",
+        help=Advanced("abort a request after this many seconds and answer 504 (default: never)"),
     )
     add(
         "--allow-host",
         action="append",
         default=[],
         metavar="NAME",
-        help="Host header to accept besides localhost and IP addresses; applies without API keys",
+        help=Advanced(
+            "Host header to accept besides localhost and IP addresses; applies without API keys"
+        ),
     )
     add(
         "--cors-origin",
         action="append",
         default=[],
         metavar="ORIGIN",
-        help="web origin whose pages may call the server, such as https://app.example",
+        help=Advanced("web origin whose pages may call the server, such as https://app.example"),
     )
     add(
         "--drain-timeout",
         type=float,
         default=30.0,
         metavar="S",
-        help="seconds to let running requests finish on SIGTERM (default: 30)",
+        help=Advanced("seconds to let running requests finish on SIGTERM (default: 30)"),
     )
     add(
         "--hang-timeout",
         type=float,
         default=120.0,
         metavar="S",
-        help="seconds without a response until the engine counts as hung (default: 120)",
+        help=Advanced("seconds without a response until the engine counts as hung (default: 120)"),
     )
     add(
         "--restart",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="restart the engine when it dies or hangs, three times in five minutes (default: on)",
+        help=Advanced(
+            "restart the engine when it dies or hangs, three times in five minutes (default: on)"
+        ),
     )
     add(
         "--adapter-root",
@@ -161,14 +181,16 @@ def add_server_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGro
     admin(
         "--admin-key",
         metavar="KEY",
-        help="key with the scope admin, which may load and unload models and adapters "
-        "(default: none)",
+        help=Advanced(
+            "key with the scope admin, which may load and unload models and adapters "
+            "(default: none)"
+        ),
     )
     admin(
         "--admin-key-file",
         type=Path,
         metavar="FILE",
-        help="read the admin key from FILE (default: none)",
+        help=Advanced("read the admin key from FILE (default: none)"),
     )
     add(
         "--store",
@@ -180,18 +202,22 @@ def add_server_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGro
         "--retention",
         default="30d",
         metavar="AGE",
-        help="delete stored documents after 30d, 12h, 5m or never: forever (default: 30d)",
+        help=Advanced(
+            "delete stored documents after 30d, 12h, 5m or never: forever (default: 30d)"
+        ),
     )
     add(
         "--store-limit",
         metavar="SIZE",
-        help="refuse new documents beyond SIZE, such as 20GB (default: none)",
+        help=Advanced("refuse new documents beyond SIZE, such as 20GB (default: none)"),
     )
     add(
         "--access-log",
         action="store_true",
-        help="log a line for each request at its end: client, key name, route, model, tokens, "
-        "times and status (docs/monitoring.md)",
+        help=Advanced(
+            "log a line for each request at its end: client, key name, route, model, tokens, "
+            "times and status (docs/monitoring.md)"
+        ),
     )
     add(
         "--log-format",

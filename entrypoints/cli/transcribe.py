@@ -15,6 +15,7 @@ from ostro.entrypoints.cli.options import (
     take_model,
     utf8_text,
 )
+from ostro.entrypoints.cli.parser import Advanced
 
 FORMATS = ("text", "json", "verbose_json", "srt", "vtt")
 FORMS = {".json": "verbose_json", ".srt": "srt", ".txt": "text", ".vtt": "vtt"}
@@ -57,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--follow",
         action="store_true",
-        help="condition each window on the text of the previous one",
+        help=Advanced("condition each window on the text of the previous one"),
     )
 
 

@@ -20,9 +20,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from ostro.core.errors import OstroError
-from ostro.core.ipc.process import ProcessEngine
-from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Endpoint, Route, Settings
+from ostro.core.plugins.manager import ROUTES_NOTE, PluginManager
+from ostro.core.records import Endpoint, Route
 from ostro.entrypoints.api.openai import (
     batches,
     embeddings,
@@ -62,6 +61,7 @@ from ostro.entrypoints.http.middleware import (
     Observer,
     RequestMiddleware,
 )
+from ostro.entrypoints.http.options import Options
 from ostro.entrypoints.http.root_path import RootPath
 from ostro.entrypoints.operations.access.admin import Admin
 from ostro.entrypoints.operations.access.keys import KeyRing
@@ -93,25 +93,19 @@ FAMILIES = (
     metrics,
     openapi,
 )
-"""The modules of the built-in routes, one API family each."""
+"""The modules of the built-in routes, one API family each: `ROUTES`."""
 
 
 def make_app(
     service: Service,
     plugins: PluginManager,
+    options: Options,
     *,
     ring: KeyRing | None = None,
-    hosts: Sequence[str] | None = None,
-    origins: Sequence[str] = (),
-    adapter_root: str | Path | None = None,
-    model_root: str | Path | None = None,
-    open_metrics: bool = False,
-    access_log: bool = False,
-    body_log: BodyLog | None = None,
-    observers: Sequence[Observer] = (),
-    root_path: str = "",
-    request_timeout: float | None = None,
     state: State | None = None,
+    adapter_root: str | Path | None = None,
+    observers: Sequence[Observer] = (),
+    body_log: BodyLog | None = None,
     quotas: Quotas | None = None,
     forwarding: Callable[[Route], Endpoint | None] | None = None,
     body_counts: memoryview | None = None,
@@ -119,66 +113,88 @@ def make_app(
 ) -> FastAPI:
     """Return the application.
 
-    ring: the API keys, None for a server without keys. hosts: names to accept in the Host header,
-    None for any. origins: web origins that CORS allows. adapter_root, model_root: folders that
-    clients may load adapters and models from. open_metrics: let /metrics answer without a key.
-    body_log: gets the bodies of requests. observers: functions that get the record of each request
-    at its end. root_path: path below which a proxy serves the application. request_timeout: time
-    limit of a request in seconds, None for none. state: the store of files and batches, None for a
-    server without one. quotas: those of another process. forwarding: returns the endpoint of a
-    route that another process handles, None for other routes. body_counts, own_count: those of
-    `BodyBudget`.
+    ring: the API keys, None for a server without keys. state: the store of files and batches, None
+    for a server without one. adapter_root: folder that clients may load adapters from. observers:
+    functions that get the record of each request at its end. body_log: gets the bodies of requests.
+    quotas: those of another process. forwarding: returns the endpoint of a route that another
+    process handles, None for other routes. body_counts, own_count: those of `BodyBudget`.
     Raises UsageError if a root is not a folder.
     """
-    ring, quotas = ring or KeyRing(), quotas or Quotas()
-    operations = Operations(service)
-    operations.adapter_admin = Admin.of(adapter_root, ring)
-    operations.model_admin = Admin.of(model_root, ring, "--model-root")
-    routes = built_in_routes(operations)
-    routes += plugin_routes(plugins, operations, routes)
+    ring, quotas, state = ring or KeyRing(), quotas or Quotas(), state or State()
+    operations = Operations(
+        service,
+        Admin.of(adapter_root, ring),
+        Admin.of(options.model_root, ring, "--model-root"),
+    )
+    routes = built_in_routes()
+    routes += plugin_routes(plugins, server=operations, engine=service.engine)
+    add_documents(operations, state, routes, ring, quotas)
     requests = RequestMetrics(service.name, lambda: service.names)
     requests.registry.register(CallerMetrics(quotas))
     service.engine.observer = requests
-    middleware = [Middleware(RootPath, root_path=root_path)] if root_path else []
-    observers = [*observers, log_request] if access_log else observers
-    middleware.append(Middleware(RequestMiddleware, metrics=requests, observers=observers))
-    middleware.append(Middleware(BodyBudget, counts=body_counts, own=own_count))
-    if body_log is not None:
-        middleware.append(Middleware(BodyLogMiddleware, log=body_log))
-    if origins:
-        allow: dict[str, Any] = {"allow_methods": ["*"], "allow_headers": ["*"]}
-        allow["expose_headers"] = [ADAPTERS_HEADER]
-        allowed = Middleware(CORSMiddleware, allow_origins=list(origins), **allow)
-        middleware.append(allowed)
-    paths = open_paths(routes) | ({"/metrics"} if open_metrics else set())
-    access = Middleware(AccessMiddleware, ring=ring, quotas=quotas, hosts=hosts, open_paths=paths)
-    middleware.append(access)
-    if request_timeout is not None:
-        middleware.append(Middleware(Deadline, seconds=request_timeout))
     app = FastAPI(
         openapi_url=None,
-        routes=[
-            starlette_route(
-                route, forwarding(route) if forwarding else None, place_of(route, plugins)
-            )
-            for route in sorted(routes, key=lambda x: not x.header)
+        routes=starlette_routes(routes, plugins, forwarding),
+        middleware=[
+            *outer_middleware(options, requests, observers),
+            Middleware(BodyBudget, counts=body_counts, own=own_count),
+            *([Middleware(BodyLogMiddleware, log=body_log)] if body_log is not None else []),
+            *inner_middleware(options, ring, quotas, routes),
         ],
-        middleware=middleware,
         exception_handlers=dict(HANDLERS),
         redirect_slashes=False,
     )
     app.state.operations, app.state.routes = operations, routes
-    app.state.root_path, app.state.quotas = root_path, quotas
-    state = state or State()
+    app.state.root_path, app.state.quotas = options.root_path, quotas
     app.state.metrics = EngineMetrics(service, requests, state)
-    execute = make_executor(routes, operations, ring, quotas)
+    return app
+
+
+def outer_middleware(
+    options: Options, requests: RequestMetrics, observers: Sequence[Observer]
+) -> list[Middleware]:
+    """Return the outer middleware, which sees every request: its path, metrics and log."""
+    if options.access_log:
+        observers = [*observers, log_request]
+    measure = Middleware(RequestMiddleware, metrics=requests, observers=observers)
+    if not options.root_path:
+        return [measure]
+    return [Middleware(RootPath, root_path=options.root_path), measure]
+
+
+def inner_middleware(
+    options: Options, ring: KeyRing, quotas: Quotas, routes: Sequence[Route]
+) -> list[Middleware]:
+    """Return the inner middleware, which decides what a client may do, and for how long."""
+    middleware = []
+    if options.cors_origins:
+        allow: dict[str, Any] = {"allow_methods": ["*"], "allow_headers": ["*"]}
+        allow["expose_headers"] = [ADAPTERS_HEADER]
+        origins = list(options.cors_origins)
+        middleware.append(Middleware(CORSMiddleware, allow_origins=origins, **allow))
+    paths = open_paths(routes) | ({"/metrics"} if options.open_metrics else set())
+    hosts = None if ring.locked else options.allow_hosts
+    access = Middleware(AccessMiddleware, ring=ring, quotas=quotas, hosts=hosts, open_paths=paths)
+    middleware.append(access)
+    if options.request_timeout is not None:
+        middleware.append(Middleware(Deadline, seconds=options.request_timeout))
+    return middleware
+
+
+def add_documents(
+    operations: Operations, state: State, routes: Sequence[Route], ring: KeyRing, quotas: Quotas
+) -> None:
+    """Give operations their documents, whose batches and responses call the operations."""
     state.limits.key_of = ring.key_of
     operations.documents = Documents(
-        state, service, execute, make_max_body(routes, operations), ring.knows
+        state,
+        operations.service,
+        make_executor(routes, operations, ring, quotas),
+        make_max_body(routes, operations),
+        ring.knows,
     )
     add_stores(operations, make_acting(ring, quotas, response_routes.PATH))
     operations.files = operations.documents.files
-    return app
 
 
 def describe(plugins: PluginManager) -> dict[str, Any]:
@@ -187,16 +203,19 @@ def describe(plugins: PluginManager) -> dict[str, Any]:
 
 
 def routes_of(plugins: PluginManager) -> list[Route]:
-    """Return all routes of a server with these plugins; no model is needed."""
-    service = Service(ProcessEngine(Settings()), "model")
-    operations = Operations(service)
-    routes = built_in_routes(operations)
-    return [*routes, *plugin_routes(plugins, operations, routes)]
+    """Return all routes of a server with these plugins; no model is needed.
+
+    The log names the plugins whose routes are missing: those of the deprecated form of
+    `ostro_routes`.
+    """
+    for name in plugins.deprecated_routes():
+        log.warning("plugin %s: %s", name, ROUTES_NOTE)
+    return [*built_in_routes(), *plugin_routes(plugins)]
 
 
-def built_in_routes(operations: Operations) -> list[Route]:
+def built_in_routes() -> list[Route]:
     """Return the routes of all built-in API families."""
-    return [route for family in FAMILIES for route in family.routes(operations)]
+    return [route for family in FAMILIES for route in family.ROUTES]
 
 
 def open_paths(routes: Sequence[Route]) -> set[str]:
@@ -224,6 +243,18 @@ class RecordedRoute(HttpRoute):
             return Match.NONE, {}
         match, found = super().matches(scope)
         return match, {**found, "route": self}
+
+
+def starlette_routes(
+    routes: Sequence[Route],
+    plugins: PluginManager,
+    forwarding: Callable[[Route], Endpoint | None] | None,
+) -> list[BaseRoute]:
+    """Return the routes of Starlette, those with a header first. forwarding: as in `make_app`."""
+    return [
+        starlette_route(route, forwarding(route) if forwarding else None, place_of(route, plugins))
+        for route in sorted(routes, key=lambda x: not x.header)
+    ]
 
 
 def place_of(route: Route, plugins: PluginManager) -> str:
@@ -285,17 +316,14 @@ def guarded_files(route: Route, files: ASGIApp) -> ASGIApp:
     return serve
 
 
-def plugin_routes(
-    plugins: PluginManager, operations: Operations, builtin: Sequence[Route]
-) -> list[Route]:
+def plugin_routes(plugins: PluginManager, **deprecated: object) -> list[Route]:
     """Return the routes of plugins. A plugin cannot replace a built-in route.
 
     A route with a header only precedes it, for requests with the header. The log names the routes
-    that are not served.
+    that are not served. `deprecated` are the arguments of `ostro_routes`.
     """
-    routes = []
-    engine, taken = operations.service.engine, [starlette_route(route) for route in builtin]
-    records = plugins.collect("routes", server=operations, engine=engine)
+    routes, taken = [], [starlette_route(route) for route in built_in_routes()]
+    records = plugins.collect("routes", **deprecated)
     for name, message in plugins.conflicts("routes").items():
         log.error("plugin route %r ignored: %s", name, message)
     for name, record in records.items():

@@ -7,15 +7,18 @@ import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ostro.core.errors import UsageError
 from ostro.core.records import Settings
 from ostro.entrypoints.http.loop_watchdog import watch_event_loop
-from ostro.entrypoints.http.server import Options, Server
+from ostro.entrypoints.http.options import Options
 from ostro.entrypoints.serve_config import ModelOptions, check_names
+
+if TYPE_CHECKING:
+    from ostro.entrypoints.http.server import Server
 
 
 class Application:
@@ -47,6 +50,8 @@ class Application:
 
     async def live(self, receive: Receive, send: Send) -> None:
         """Start the engine, and end it with the ASGI server."""
+        from ostro.entrypoints.http.server import Server  # not with `ostro.http`: it takes 0.5 s
+
         await receive()
         loaded = asyncio.Event()
         options = replace(self.options, ready=lambda _: loaded.set())

@@ -19,7 +19,6 @@ from ostro.entrypoints.http.context import caller_of, operations_of
 from ostro.entrypoints.http.errors import respond
 from ostro.entrypoints.http.forms import parse_form, read_upload
 from ostro.entrypoints.http.stream import EventStream, unless_disconnected
-from ostro.entrypoints.operations.operations import Operations
 from ostro.entrypoints.operations.requests.event_formats import DATA_EVENTS
 from ostro.entrypoints.operations.tasks.media import TranscriptEvent, TranscriptionRequest
 
@@ -214,17 +213,14 @@ def usage_of(final: TranscriptEvent) -> TranscriptTokenUsage:
     )
 
 
-def routes(operations: Operations) -> list[Route]:
-    """Return the routes."""
-    endpoints = {"transcriptions": transcriptions, "translations": translations}
-    return [
-        Route(
-            name=f"POST /v1/audio/{name}",
-            endpoint=endpoint,
-            request=TranscriptionForm,
-            response=Transcription,
-            events=TranscriptDelta | TranscriptDone,
-            event_format=DATA_EVENTS,
-        )
-        for name, endpoint in endpoints.items()
-    ]
+ROUTES: tuple[Route, ...] = tuple(
+    Route(
+        name=f"POST /v1/audio/{name}",
+        endpoint=endpoint,
+        request=TranscriptionForm,
+        response=Transcription,
+        events=TranscriptDelta | TranscriptDone,
+        event_format=DATA_EVENTS,
+    )
+    for name, endpoint in (("transcriptions", transcriptions), ("translations", translations))
+)

@@ -27,7 +27,6 @@ from ostro.entrypoints.http.fields import parse_fields
 from ostro.entrypoints.http.forms import file_of, texts_of
 from ostro.entrypoints.operations.documents.files import ExpiresAfter, FileRequest, Purpose
 from ostro.entrypoints.operations.documents.state import CHUNK
-from ostro.entrypoints.operations.operations import Operations
 
 
 class FileForm(msgspec.Struct, kw_only=True):
@@ -85,21 +84,19 @@ async def chunks_of(file: UploadFile) -> AsyncIterator[bytes]:
         yield data
 
 
-def routes(operations: Operations) -> list[Route]:
-    """Return the routes."""
-    return [
-        Route(
-            name="POST /v1/files",
-            endpoint=create_file,
-            request=FileForm,
-            response=FileObject,
-            error_statuses=(400, 503, 507),
-        ),
-        Route(
-            name="POST /v1/uploads/{id}/parts",
-            endpoint=add_part,
-            request=PartForm,
-            response=UploadPartObject,
-            error_statuses=(400, 404, 503, 507),
-        ),
-    ]
+ROUTES: tuple[Route, ...] = (
+    Route(
+        name="POST /v1/files",
+        endpoint=create_file,
+        request=FileForm,
+        response=FileObject,
+        error_statuses=(400, 503, 507),
+    ),
+    Route(
+        name="POST /v1/uploads/{id}/parts",
+        endpoint=add_part,
+        request=PartForm,
+        response=UploadPartObject,
+        error_statuses=(400, 404, 503, 507),
+    ),
+)

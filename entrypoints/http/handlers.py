@@ -45,7 +45,7 @@ def endpoint_of(route: Route, place: str = "") -> Endpoint:
                 parameters["query"] = parse_query(request, query)
             wanted = await read(request, route)
             work = call(route, operations, caller_of(request), wanted, parameters, place)
-            if route.cancel_on_disconnect:
+            if route.is_cancelled_on_disconnect:
                 return respond_with(await unless_disconnected(request, work), route, place)
             return respond_with(await work, route, place)
 

@@ -20,7 +20,6 @@ from ostro.entrypoints.http.context import caller_of, documents_of, operations_o
 from ostro.entrypoints.http.errors import respond
 from ostro.entrypoints.http.forms import parse_form, read_upload
 from ostro.entrypoints.http.stream import EventStream, unless_disconnected
-from ostro.entrypoints.operations.operations import Operations
 from ostro.entrypoints.operations.requests.event_formats import DATA_EVENTS
 from ostro.entrypoints.operations.tasks.media import (
     ImageEditRequest,
@@ -298,29 +297,27 @@ def safety_identifier(body: ImageRequest) -> str | UnsetType:
     return body.safety_identifier or body.user or UNSET
 
 
-def routes(operations: Operations) -> list[Route]:
-    """Return the routes."""
-    return [
-        Route(
-            name="POST /v1/images/generations",
-            endpoint=generations,
-            request=ImageRequest,
-            response=ImageList,
-            events=ImagePartial | ImageCompleted | ImageProgress,
-            event_format=DATA_EVENTS,
-        ),
-        Route(
-            name="POST /v1/images/edits",
-            endpoint=edits,
-            request=ImageEditForm,
-            response=ImageList,
-            events=ImageEditPartial | ImageEditCompleted | ImageEditProgress,
-            event_format=DATA_EVENTS,
-        ),
-        Route(
-            name="POST /v1/images/variations",
-            endpoint=variations,
-            request=ImageVariationForm,
-            response=ImageList,
-        ),
-    ]
+ROUTES: tuple[Route, ...] = (
+    Route(
+        name="POST /v1/images/generations",
+        endpoint=generations,
+        request=ImageRequest,
+        response=ImageList,
+        events=ImagePartial | ImageCompleted | ImageProgress,
+        event_format=DATA_EVENTS,
+    ),
+    Route(
+        name="POST /v1/images/edits",
+        endpoint=edits,
+        request=ImageEditForm,
+        response=ImageList,
+        events=ImageEditPartial | ImageEditCompleted | ImageEditProgress,
+        event_format=DATA_EVENTS,
+    ),
+    Route(
+        name="POST /v1/images/variations",
+        endpoint=variations,
+        request=ImageVariationForm,
+        response=ImageList,
+    ),
+)

@@ -32,7 +32,6 @@ from ostro.entrypoints.operations.access.quotas import Quotas
 from ostro.entrypoints.operations.documents.state import State
 from ostro.entrypoints.operations.models.adapters import Adapters
 from ostro.entrypoints.operations.models.service import Service
-from ostro.entrypoints.operations.operations import Operations
 
 SECONDS = 0.2
 """Time limit for the list of adapters, which the engine sends between two steps."""
@@ -249,15 +248,13 @@ def of_adapters(adapters: Adapters) -> Iterator[Metric]:
     yield from (requests, running, resident, size)
 
 
-def routes(operations: Operations) -> list[Route]:
-    """Return the routes."""
-    return [
-        Route(
-            name="GET /metrics",
-            endpoint=metrics,
-            scope="metrics",
-            response=["text/plain"],
-            error_statuses=(),
-        ),
-        Route(name="GET /load", endpoint=load, scope="open", response=Load, error_statuses=()),
-    ]
+ROUTES: tuple[Route, ...] = (
+    Route(
+        name="GET /metrics",
+        endpoint=metrics,
+        scope="metrics",
+        response=["text/plain"],
+        error_statuses=(),
+    ),
+    Route(name="GET /load", endpoint=load, scope="open", response=Load, error_statuses=()),
+)

@@ -16,7 +16,6 @@ import ostro
 from ostro.core.records import Route
 from ostro.entrypoints.http.errors import respond
 from ostro.entrypoints.http.handlers import WITH_QUERY
-from ostro.entrypoints.operations.operations import Operations
 from ostro.entrypoints.operations.requests.errors import ErrorBody
 from ostro.entrypoints.operations.requests.event_formats import OPENAI_EVENTS
 
@@ -320,21 +319,19 @@ async def page(request: Request) -> Response:
     return Response(html, media_type="text/html; charset=utf-8")
 
 
-def routes(operations: Operations) -> list[Route]:
-    """Return the routes."""
-    return [
-        Route(
-            name="GET /openapi.json",
-            endpoint=document,
-            scope="open",
-            response=["application/json"],
-            error_statuses=(),
-        ),
-        Route(
-            name="GET /docs",
-            endpoint=page,
-            scope="open",
-            response=["text/html"],
-            error_statuses=(),
-        ),
-    ]
+ROUTES: tuple[Route, ...] = (
+    Route(
+        name="GET /openapi.json",
+        endpoint=document,
+        scope="open",
+        response=["application/json"],
+        error_statuses=(),
+    ),
+    Route(
+        name="GET /docs",
+        endpoint=page,
+        scope="open",
+        response=["text/html"],
+        error_statuses=(),
+    ),
+)

@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,19 +18,19 @@ from typing import TYPE_CHECKING, Any
 from fastapi import FastAPI
 
 from ostro.core.errors import EngineDied, OstroError, Overloaded, TemplateError, UsageError
-from ostro.core.ipc.client import PATIENCE
-from ostro.core.ipc.process import ENGINE, ProcessEngine
+from ostro.core.ipc.process import ProcessEngine
 from ostro.core.messages.commands import ModelInfo, Ready
 from ostro.core.pipeline import ServedModel
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Import, Settings
+from ostro.core.records import Settings
 from ostro.entrypoints.http.app import make_app
-from ostro.entrypoints.http.body_log import LOG_BYTES, BodyLog
+from ostro.entrypoints.http.body_log import BodyLog
 from ostro.entrypoints.http.daemon_thread import in_thread
 from ostro.entrypoints.http.listener import listen, listen_unix, open_certificate, url_of
-from ostro.entrypoints.http.log import Format, configure_log
+from ostro.entrypoints.http.log import configure_log
 from ostro.entrypoints.http.loop_watchdog import watch_event_loop
 from ostro.entrypoints.http.metrics import EngineMetrics
+from ostro.entrypoints.http.options import Options
 from ostro.entrypoints.http.systemd import notify
 from ostro.entrypoints.http.tracing import Tracing, start_tracing
 from ostro.entrypoints.http.web import Web
@@ -41,7 +40,7 @@ from ostro.entrypoints.open import find_model, make_pipelines, name_of
 from ostro.entrypoints.operations.access.admission import Admission
 from ostro.entrypoints.operations.access.keys import KeyRing
 from ostro.entrypoints.operations.documents.documents import Documents
-from ostro.entrypoints.operations.documents.state import RETENTION, open_state
+from ostro.entrypoints.operations.documents.state import open_state
 from ostro.entrypoints.operations.models.model_manager import ModelManager
 from ostro.entrypoints.operations.models.service import Service
 from ostro.entrypoints.progress import REDRAW_SECONDS, loading
@@ -72,56 +71,6 @@ SWITCH_SECONDS = 0.0005
 the lock several times per request, and waits this long for it each time while a body is decoded.
 """
 INCOMPLETE = "the server is shutting down; the answer is incomplete"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Options of a server.
-
-    ready: callback that receives the URL once the server accepts requests. admin_key: key for
-    loading models and adapters over HTTP. model_root: folder that clients may
-    load models from. keys: a keys file. max_queue and max_queue_tokens: limits on
-    unfinished sequences and their prompt tokens. store: where files and batches are kept, "none"
-    for a server without state. retention: time after which they are deleted, None for no limit.
-    store_limit: limit on their bytes, None for no limit. trusted_proxies: addresses and networks
-    whose X-Forwarded-For and X-Forwarded-Proto are used. workers: processes that serve HTTP; 1 is
-    the server's own.
-    Times are in seconds.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 1234
-    api_keys: Sequence[str] = ()
-    allow_hosts: Sequence[str] = ()
-    cors_origins: Sequence[str] = ()
-    drain_timeout: float = 30.0
-    hang_timeout: float = PATIENCE
-    restart: bool = True
-    access_log: bool = False
-    log_format: Format = "text"
-    log_requests: str | Path | None = None
-    log_requests_size: int = LOG_BYTES
-    admin_key: str | None = None
-    model_root: str | Path | None = None
-    store: str = "memory"
-    retention: float | None = RETENTION
-    store_limit: int | None = None
-    keys: str | Path | None = None
-    share_prefixes: bool = False
-    open_metrics: bool = False
-    max_queue: int | None = None
-    max_queue_tokens: int | None = None
-    max_wait: float | None = None
-    request_timeout: float | None = None
-    uds: str | Path | None = None
-    ssl_certfile: str | Path | None = None
-    ssl_keyfile: str | Path | None = None
-    root_path: str = ""
-    trusted_proxies: Sequence[str] = ()
-    workers: int = 1
-    plugin_paths: Sequence[str] = ()
-    engine: Import = ENGINE
-    ready: Callable[[str], None] | None = None
 
 
 def serve(models: Sequence[ModelOptions], **options: Any) -> int:
@@ -247,26 +196,16 @@ class Server:
         )
         self.manager.on_loaded = self.note_context
         self.engine.before_submit = self.manager.ensure
+        options = self.options
         app = make_app(
             self.service,
             self.plugins,
+            options,
             ring=self.ring,
-            hosts=None if self.ring.locked else self.options.allow_hosts,
-            origins=self.options.cors_origins,
+            state=open_state(options.store, options.retention, self.plugins, options.store_limit),
             adapter_root=self.settings.adapter_root,
-            model_root=self.options.model_root,
-            open_metrics=self.options.open_metrics,
-            access_log=self.options.access_log,
-            body_log=self.body_log,
             observers=[] if self.tracing is None else [self.tracing],
-            root_path=self.options.root_path,
-            request_timeout=self.options.request_timeout,
-            state=open_state(
-                self.options.store,
-                self.options.retention,
-                self.plugins,
-                self.options.store_limit,
-            ),
+            body_log=self.body_log,
         )
         self.documents: Documents = app.state.operations.documents
         await self.documents.start()

@@ -14,6 +14,7 @@ from ostro.entrypoints.operations.access.admin import Admin
 from ostro.entrypoints.operations.access.caller import ANYONE, Caller
 from ostro.entrypoints.operations.documents.documents import Documents
 from ostro.entrypoints.operations.models.models import ModelEntry, find_model, list_models
+from ostro.entrypoints.operations.models.service import Service
 from ostro.entrypoints.operations.tasks.media import (
     ImageEvent,
     ImageRequest,
@@ -63,8 +64,15 @@ class Operations(TextOperations):
     """
 
     documents: Documents
-    adapter_admin: Admin
-    model_admin: Admin
+
+    def __init__(
+        self,
+        service: Service,
+        adapter_admin: Admin | None = None,
+        model_admin: Admin | None = None,
+    ) -> None:
+        super().__init__(service)
+        self.adapter_admin, self.model_admin = adapter_admin or Admin(), model_admin or Admin()
 
     async def models(self, caller: Caller = ANYONE) -> list[ModelEntry]:
         """The models and adapters that the caller may use."""

@@ -1,7 +1,7 @@
 """HTTP APIs of plugins: the operations of a server, readers of requests, and writers of responses.
 
-A plugin yields `ostro.Route` records from `ostro_routes(server)`; `server` is an `Operations`. A
-handler converts a request to that of an operation, runs it for the caller, and returns what is sent
+A plugin yields `ostro.Route` records from `ostro_routes()`. A handler gets the `Operations` of the
+server, converts a request to that of an operation, runs it for the caller, and returns what is sent
 as JSON, a generator of events, or a `Content`. Routes for forms and WebSockets have an endpoint of
 Starlette in its place (`read_form`, `read_request`, `respond`, `EventStream`).
 

@@ -11,7 +11,6 @@ from ostro.core.chat.messages import TemplateFeatures
 from ostro.core.ipc.client import AsyncEngine
 from ostro.core.media.parts import check_count
 from ostro.core.media.process import MediaSource
-from ostro.core.media.sound import Samples, resample
 from ostro.core.media.worker import MediaWorker
 from ostro.core.messages.outputs import Finish, JobOutput, TokenLogprobs, TokenOutput
 from ostro.core.messages.requests import DEFAULT as DEFAULT_MODEL
@@ -93,6 +92,7 @@ if TYPE_CHECKING:
         Processor,
     )
     from ostro.core.engine.speculation import DraftRequest, Proposer
+    from ostro.core.media.sound import Samples, resample
 
 _LAZY = {
     "AddedRequest": ("ostro.core.engine.processors", "AddedRequest"),
@@ -101,8 +101,10 @@ _LAZY = {
     "Processor": ("ostro.core.engine.processors", "Processor"),
     "DraftRequest": ("ostro.core.engine.speculation", "DraftRequest"),
     "Proposer": ("ostro.core.engine.speculation", "Proposer"),
+    "Samples": ("ostro.core.media.sound", "Samples"),
+    "resample": ("ostro.core.media.sound", "resample"),
 }
-"""Imported on first use: these modules need torch or Triton."""
+"""Imported on first use: these modules need torch, Triton or NumPy."""
 
 __all__ = [
     "DEFAULT_MODEL",

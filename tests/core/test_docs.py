@@ -53,10 +53,13 @@ def rows(section: str) -> dict[str, str]:
 @pytest.mark.parametrize("name", HOOKS)
 def test_every_hook_and_argument_is_described(name: str) -> None:
     hook = getattr(hooks, name)
-    arguments = list(inspect.signature(hook).parameters)
+    deprecated = hook.ostro_spec["warn_on_impl_args"] or {}
+    arguments = [each for each in inspect.signature(hook).parameters if each not in deprecated]
     section = sections()[f"{name}({', '.join(arguments)})"]
     listed = re.findall(r"^- `(\w+)`: \S+", section, flags=re.MULTILINE)
     assert listed == arguments
+    for argument in deprecated:
+        assert re.search(rf"`{argument}` .+ deprecated", section, re.DOTALL)
     said = inspect.getdoc(hook) or ""
     kind = said.partition(" ")[0]
     assert section.strip().startswith(

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -28,12 +28,15 @@ from ostro.core.records import resolve
 from ostro.core.tokenizer import load_tokenizer
 from ostro.entrypoints.http.app import make_app
 from ostro.entrypoints.http.listener import listen, url_of
+from ostro.entrypoints.http.options import Options
 from ostro.entrypoints.http.web import Web
 from ostro.entrypoints.operations.access.admission import Admission
 from ostro.entrypoints.operations.access.keys import KeyRing
 from ostro.entrypoints.operations.documents.state import State, open_state
 from ostro.entrypoints.operations.models.service import Service
 
+HOST = "a"
+"""The Host header of requests that tests write themselves."""
 LOGPROBS: Any = ["message.output_text.logprobs"]
 """The value of `include` that asks for logprobs of a response."""
 PATIENCE = 120.0
@@ -220,7 +223,10 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
             engine.admission = Admission(limit)
             service = Service(engine, "echo")
             ring = options.pop("ring", None) or KeyRing.of(keys, admin_key)
-            app = make_app(service, plugins, ring=ring, **options)
+            names = {each.name for each in fields(Options)} & options.keys()
+            given = {name: options.pop(name) for name in names}
+            stated = Options(**{"allow_hosts": [HOST], **given})
+            app = make_app(service, plugins, stated, ring=ring, **options)
             await app.state.operations.documents.start()
             web = Web.of(app)
             # A client whose idle connection is closed while it sends a request gets no response.
@@ -230,11 +236,11 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
             if not loading:
                 info = await starting
                 tokenizer = load_tokenizer(folder)
-                fields: dict[str, Any] = {}
+                outputs: dict[str, Any] = {}
                 if template is not None:
-                    fields["template"] = ChatTemplate(template, tokens={})
-                    fields["parsers"] = plugins.collect("parsers")
-                model = served_echo(tokenizer, **fields).ready(info.first)
+                    outputs["template"] = ChatTemplate(template, tokens={})
+                    outputs["parsers"] = plugins.collect("parsers")
+                model = served_echo(tokenizer, **outputs).ready(info.first)
                 text = resolve(plugins.get("pipelines", "text").pipeline)
                 service.models["echo"] = {"text": text(model, engine)}
                 service.served["echo"] = model

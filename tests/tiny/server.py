@@ -16,7 +16,8 @@ import httpx
 from ostro.core.messages.outputs import Stats
 from ostro.core.records import Settings
 from ostro.entrypoints.http.listener import listen
-from ostro.entrypoints.http.server import Options, Server
+from ostro.entrypoints.http.options import Options
+from ostro.entrypoints.http.server import Server
 from ostro.entrypoints.serve_config import ModelOptions, further_model
 
 

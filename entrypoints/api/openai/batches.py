@@ -169,30 +169,28 @@ def batch_object(batch: Batch) -> BatchObject:
     )
 
 
-def routes(operations: Operations) -> list[Route]:
-    """Return the routes."""
-    return [
-        Route(
-            name="POST /v1/batches",
-            error_statuses=(400, 404, 503, 507),
-            handler=create_batch,
-            request=BatchRequest,
-            body=RequestBody(max_bytes=MAX_JSON),
-            response=BatchObject,
-            cancel_on_disconnect=False,
-        ),
-        Route(
-            name="GET /v1/batches",
-            error_statuses=(400, 503),
-            handler=list_batches,
-            request=BatchListRequest,
-            response=BatchList,
-        ),
-        Route(name="GET /v1/batches/{id}", handler=get_batch, response=BatchObject),
-        Route(
-            name="POST /v1/batches/{id}/cancel",
-            handler=cancel_batch,
-            response=BatchObject,
-            cancel_on_disconnect=False,
-        ),
-    ]
+ROUTES: tuple[Route, ...] = (
+    Route(
+        name="POST /v1/batches",
+        error_statuses=(400, 404, 503, 507),
+        handler=create_batch,
+        request=BatchRequest,
+        body=RequestBody(max_bytes=MAX_JSON),
+        response=BatchObject,
+        cancel_on_disconnect=False,
+    ),
+    Route(
+        name="GET /v1/batches",
+        error_statuses=(400, 503),
+        handler=list_batches,
+        request=BatchListRequest,
+        response=BatchList,
+    ),
+    Route(name="GET /v1/batches/{id}", handler=get_batch, response=BatchObject),
+    Route(
+        name="POST /v1/batches/{id}/cancel",
+        handler=cancel_batch,
+        response=BatchObject,
+        cancel_on_disconnect=False,
+    ),
+)

@@ -58,14 +58,12 @@ async def embeddings(
     )
 
 
-def routes(operations: Operations) -> list[Route]:
-    """Return the routes."""
-    return [
-        Route(
-            name="POST /v1/embeddings",
-            handler=embeddings,
-            request=EmbeddingRequest,
-            body=RequestBody(max_inputs=MAX_INPUTS),
-            response=EmbeddingList,
-        ),
-    ]
+ROUTES: tuple[Route, ...] = (
+    Route(
+        name="POST /v1/embeddings",
+        handler=embeddings,
+        request=EmbeddingRequest,
+        body=RequestBody(max_inputs=MAX_INPUTS),
+        response=EmbeddingList,
+    ),
+)

@@ -153,45 +153,42 @@ def part_object(part: UploadPart) -> UploadPartObject:
     return UploadPartObject(id=part.id, created_at=part.created, upload_id=part.upload)
 
 
-def routes(operations: Operations) -> list[Route]:
-    """Return the routes."""
-    return [
-        Route(
-            name="GET /v1/files",
-            handler=list_files,
-            request=FileListRequest,
-            response=FileList,
-            error_statuses=(400, 503),
-        ),
-        Route(name="GET /v1/files/{id}", handler=get_file, response=FileObject),
-        Route(
-            name="DELETE /v1/files/{id}",
-            handler=delete_file,
-            response=FileDeleted,
-            cancel_on_disconnect=False,
-        ),
-        Route(name="GET /v1/files/{id}/content", handler=get_content, response=(CONTENT_TYPE,)),
-        Route(
-            name="POST /v1/uploads",
-            error_statuses=(400, 503, 507),
-            handler=create_upload,
-            request=UploadRequest,
-            body=RequestBody(max_bytes=MAX_JSON),
-            response=UploadObject,
-            cancel_on_disconnect=False,
-        ),
-        Route(
-            name="POST /v1/uploads/{id}/complete",
-            handler=complete_upload,
-            request=CompleteUploadRequest,
-            body=RequestBody(max_bytes=MAX_JSON),
-            response=UploadObject,
-            cancel_on_disconnect=False,
-        ),
-        Route(
-            name="POST /v1/uploads/{id}/cancel",
-            handler=cancel_upload,
-            response=UploadObject,
-            cancel_on_disconnect=False,
-        ),
-    ]
+ROUTES: tuple[Route, ...] = (
+    Route(
+        name="GET /v1/files",
+        handler=list_files,
+        request=FileListRequest,
+        response=FileList,
+        error_statuses=(400, 503),
+    ),
+    Route(name="GET /v1/files/{id}", handler=get_file, response=FileObject),
+    Route(
+        name="DELETE /v1/files/{id}",
+        handler=delete_file,
+        response=FileDeleted,
+    ),
+    Route(name="GET /v1/files/{id}/content", handler=get_content, response=(CONTENT_TYPE,)),
+    Route(
+        name="POST /v1/uploads",
+        error_statuses=(400, 503, 507),
+        handler=create_upload,
+        request=UploadRequest,
+        body=RequestBody(max_bytes=MAX_JSON),
+        response=UploadObject,
+        cancel_on_disconnect=False,
+    ),
+    Route(
+        name="POST /v1/uploads/{id}/complete",
+        handler=complete_upload,
+        request=CompleteUploadRequest,
+        body=RequestBody(max_bytes=MAX_JSON),
+        response=UploadObject,
+        cancel_on_disconnect=False,
+    ),
+    Route(
+        name="POST /v1/uploads/{id}/cancel",
+        handler=cancel_upload,
+        response=UploadObject,
+        cancel_on_disconnect=False,
+    ),
+)

@@ -65,20 +65,18 @@ def card(entry: ModelEntry) -> Model:
     )
 
 
-def routes(operations: Operations) -> list[Route]:
-    """Return the routes."""
-    return [
-        Route(
-            name="GET /v1/models",
-            handler=list_models,
-            request=ModelListRequest,
-            response=ModelList,
-            error_statuses=(400,),
-        ),
-        Route(
-            name="GET /v1/models/{id:path}",
-            handler=get_model,
-            response=Model,
-            error_statuses=(404,),
-        ),
-    ]
+ROUTES: tuple[Route, ...] = (
+    Route(
+        name="GET /v1/models",
+        handler=list_models,
+        request=ModelListRequest,
+        response=ModelList,
+        error_statuses=(400,),
+    ),
+    Route(
+        name="GET /v1/models/{id:path}",
+        handler=get_model,
+        response=Model,
+        error_statuses=(404,),
+    ),
+)

@@ -93,17 +93,14 @@ async def voices(operations: Operations, caller: Caller, request: VoicesRequest)
     return Voices(voices=await operations.voices(ModelTarget(model=request.model), caller))
 
 
-def routes(operations: Operations) -> list[Route]:
-    """Return the routes."""
-    media = [kind.partition(";")[0] for kind in TYPES.values()]
-    return [
-        Route(
-            name="POST /v1/audio/speech",
-            handler=speech,
-            request=SpeechRequest,
-            response=media,
-            events=SpeechDelta | SpeechDone,
-            event_format=DATA_EVENTS,
-        ),
-        Route(name="GET /v1/audio/voices", handler=voices, request=VoicesRequest, response=Voices),
-    ]
+ROUTES: tuple[Route, ...] = (
+    Route(
+        name="POST /v1/audio/speech",
+        handler=speech,
+        request=SpeechRequest,
+        response=[kind.partition(";")[0] for kind in TYPES.values()],
+        events=SpeechDelta | SpeechDone,
+        event_format=DATA_EVENTS,
+    ),
+    Route(name="GET /v1/audio/voices", handler=voices, request=VoicesRequest, response=Voices),
+)

@@ -23,8 +23,6 @@ from ostro.entrypoints.operations.documents.metadata import MetadataRequest
 from ostro.entrypoints.operations.operations import Operations
 from ostro.entrypoints.operations.requests.decoding import MAX_BYTES
 
-PATH = "/v1/chat/completions"
-
 
 class MessageListRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The parameters of a list of messages, as of `ChatListRequest`."""
@@ -152,36 +150,32 @@ def message_of(chat: StoredChat, index: int) -> StoredMessage:
     )
 
 
-def routes(operations: Operations) -> list[Route]:
-    """Return the routes."""
-    one = f"{PATH}/{{id}}"
-    return [
-        Route(
-            name=f"GET {PATH}",
-            error_statuses=(400, 503),
-            handler=list_chats,
-            request=ChatListRequest,
-            response=ChatCompletionList,
-        ),
-        Route(name=f"GET {one}", handler=get_chat, response=ChatCompletion),
-        Route(
-            name=f"POST {one}",
-            handler=update_chat,
-            request=MetadataRequest,
-            body=RequestBody(max_bytes=MAX_BYTES),
-            response=ChatCompletion,
-            cancel_on_disconnect=False,
-        ),
-        Route(
-            name=f"DELETE {one}",
-            handler=delete_chat,
-            response=ChatCompletionDeleted,
-            cancel_on_disconnect=False,
-        ),
-        Route(
-            name=f"GET {one}/messages",
-            handler=list_messages,
-            request=MessageListRequest,
-            response=StoredMessageList,
-        ),
-    ]
+ROUTES: tuple[Route, ...] = (
+    Route(
+        name="GET /v1/chat/completions",
+        error_statuses=(400, 503),
+        handler=list_chats,
+        request=ChatListRequest,
+        response=ChatCompletionList,
+    ),
+    Route(name="GET /v1/chat/completions/{id}", handler=get_chat, response=ChatCompletion),
+    Route(
+        name="POST /v1/chat/completions/{id}",
+        handler=update_chat,
+        request=MetadataRequest,
+        body=RequestBody(max_bytes=MAX_BYTES),
+        response=ChatCompletion,
+        cancel_on_disconnect=False,
+    ),
+    Route(
+        name="DELETE /v1/chat/completions/{id}",
+        handler=delete_chat,
+        response=ChatCompletionDeleted,
+    ),
+    Route(
+        name="GET /v1/chat/completions/{id}/messages",
+        handler=list_messages,
+        request=MessageListRequest,
+        response=StoredMessageList,
+    ),
+)

@@ -147,23 +147,21 @@ async def chunks(
         yield new_chunk(choices=[], usage=types.usage(generation.usage))
 
 
-def routes(operations: Operations) -> list[Route]:
-    """Return the routes."""
-    return [
-        Route(
-            name="POST /v1/chat/completions",
-            error_statuses=(400, 404, 503, 507),
-            handler=chat,
-            request=ChatBody,
-            response=ChatCompletion,
-            events=ChatCompletionChunk,
-        ),
-        Route(
-            name="POST /v1/completions",
-            handler=completions,
-            request=CompletionBody,
-            body=RequestBody(max_inputs=MAX_PROMPTS),
-            response=TextCompletion,
-            events=TextCompletionChunk,
-        ),
-    ]
+ROUTES: tuple[Route, ...] = (
+    Route(
+        name="POST /v1/chat/completions",
+        error_statuses=(400, 404, 503, 507),
+        handler=chat,
+        request=ChatBody,
+        response=ChatCompletion,
+        events=ChatCompletionChunk,
+    ),
+    Route(
+        name="POST /v1/completions",
+        handler=completions,
+        request=CompletionBody,
+        body=RequestBody(max_inputs=MAX_PROMPTS),
+        response=TextCompletion,
+        events=TextCompletionChunk,
+    ),
+)

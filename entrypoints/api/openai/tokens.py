@@ -26,14 +26,12 @@ async def count(operations: Operations, caller: Caller, body: ChatBody) -> Input
     return InputTokens(input_tokens=await operations.count(request, caller))
 
 
-def routes(operations: Operations) -> list[Route]:
-    """Return the routes."""
-    return [
-        Route(
-            name="POST /v1/chat/completions/input_tokens",
-            handler=count,
-            request=ChatBody,
-            response=InputTokens,
-            example={"messages": [{"role": "user", "content": "hello"}]},
-        )
-    ]
+ROUTES: tuple[Route, ...] = (
+    Route(
+        name="POST /v1/chat/completions/input_tokens",
+        handler=count,
+        request=ChatBody,
+        response=InputTokens,
+        example={"messages": [{"role": "user", "content": "hello"}]},
+    ),
+)

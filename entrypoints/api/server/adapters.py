@@ -145,35 +145,31 @@ def entry(model: str, info: AdapterInfo) -> AdapterEntry:
     )
 
 
-def routes(operations: Operations) -> list[Route]:
-    """Return the routes."""
-    return [
-        Route(
-            name="POST /v1/load_lora_adapter",
-            handler=load,
-            scope="admin",
-            requires=require_adapter_admin,
-            cancel_on_disconnect=False,
-            request=LoadRequest,
-            response=AdapterEntry,
-            error_statuses=(400, 404, 409, 422, 503),
-        ),
-        Route(
-            name="POST /v1/unload_lora_adapter",
-            handler=unload,
-            scope="admin",
-            requires=require_adapter_admin,
-            cancel_on_disconnect=False,
-            request=UnloadRequest,
-            response=Unloaded,
-            error_statuses=(400, 404, 409, 503),
-        ),
-        Route(
-            name="GET /v1/lora_adapters",
-            handler=list_adapters,
-            scope="admin",
-            requires=require_adapter_admin,
-            response=AdapterList,
-            error_statuses=(404,),
-        ),
-    ]
+ROUTES: tuple[Route, ...] = (
+    Route(
+        name="POST /v1/load_lora_adapter",
+        handler=load,
+        scope="admin",
+        requires=require_adapter_admin,
+        request=LoadRequest,
+        response=AdapterEntry,
+        error_statuses=(400, 404, 409, 422, 503),
+    ),
+    Route(
+        name="POST /v1/unload_lora_adapter",
+        handler=unload,
+        scope="admin",
+        requires=require_adapter_admin,
+        request=UnloadRequest,
+        response=Unloaded,
+        error_statuses=(400, 404, 409, 503),
+    ),
+    Route(
+        name="GET /v1/lora_adapters",
+        handler=list_adapters,
+        scope="admin",
+        requires=require_adapter_admin,
+        response=AdapterList,
+        error_statuses=(404,),
+    ),
+)

@@ -106,20 +106,14 @@ async def ready(operations: Operations, caller: Caller, request: None) -> Readin
     return Content(data=msgspec.json.encode(readiness), status=503)
 
 
-def routes(operations: Operations) -> list[Route]:
-    """Return the routes."""
-    return [
-        Route(
-            name="GET /health", handler=health, scope="open", response=Health, error_statuses=(503,)
-        ),
-        Route(
-            name="GET /ready",
-            handler=ready,
-            scope="open",
-            response=Readiness,
-            error_statuses=(503,),
-        ),
-        Route(
-            name="GET /version", handler=version, scope="open", response=Version, error_statuses=()
-        ),
-    ]
+ROUTES: tuple[Route, ...] = (
+    Route(name="GET /health", handler=health, scope="open", response=Health, error_statuses=(503,)),
+    Route(
+        name="GET /ready",
+        handler=ready,
+        scope="open",
+        response=Readiness,
+        error_statuses=(503,),
+    ),
+    Route(name="GET /version", handler=version, scope="open", response=Version, error_statuses=()),
+)

@@ -288,32 +288,30 @@ def add_figures(status: ModelStatus, stats: Stats | None) -> None:
     status.cache_bytes = stats.cache_capacity_bytes
 
 
-def routes(operations: Operations) -> list[Route]:
-    """Return the routes."""
+def post(path: str, handler: RouteHandler, body: object) -> Route:
+    """Return a route that changes which models are loaded."""
+    return Route(
+        name=f"POST {path}",
+        handler=handler,
+        scope="admin",
+        requires=require_model_admin,
+        request=body,
+        response=ModelStatus,
+        error_statuses=(400, 404, 422, 503, 507),
+    )
 
-    def post(path: str, handler: RouteHandler, body: object) -> Route:
-        return Route(
-            name=f"POST {path}",
-            handler=handler,
-            scope="admin",
-            requires=require_model_admin,
-            cancel_on_disconnect=False,
-            request=body,
-            response=ModelStatus,
-            error_statuses=(400, 404, 422, 503, 507),
-        )
 
-    return [
-        post("/v1/models/load", load, LoadModelRequest),
-        post("/v1/models/unload", unload, ModelRequest),
-        post("/v1/models/reload", reload, ModelRequest),
-        post("/v1/models/{id:path}/requantize", requantize, RequantizeRequest),
-        post("/re_isq", re_isq, IsqRequest),
-        Route(
-            name="GET /v1/models/{id:path}/status",
-            handler=status,
-            scope="admin",
-            requires=require_model_admin,
-            response=ModelStatus,
-        ),
-    ]
+ROUTES: tuple[Route, ...] = (
+    post("/v1/models/load", load, LoadModelRequest),
+    post("/v1/models/unload", unload, ModelRequest),
+    post("/v1/models/reload", reload, ModelRequest),
+    post("/v1/models/{id:path}/requantize", requantize, RequantizeRequest),
+    post("/re_isq", re_isq, IsqRequest),
+    Route(
+        name="GET /v1/models/{id:path}/status",
+        handler=status,
+        scope="admin",
+        requires=require_model_admin,
+        response=ModelStatus,
+    ),
+)

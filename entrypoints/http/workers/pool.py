@@ -255,8 +255,11 @@ def reason(process: subprocess.Popen[bytes]) -> str:
 
 
 def options_of(options: Any) -> dict[str, Any]:
-    """The fields of `Options` that can be sent to a worker. Keys are sent in `Start.keys`."""
-    left_out = ("api_keys", "admin_key", "keys", "ready", "log_requests")
+    """The fields of `Options` that can be sent to a worker. Keys are sent in `Start.keys`.
+
+    A worker loads no models: it forwards such requests.
+    """
+    left_out = ("api_keys", "admin_key", "keys", "ready", "log_requests", "model_root")
     values = {each.name: getattr(options, each.name) for each in dataclasses.fields(options)}
     return {
         name: str(value) if isinstance(value, Path) else value

@@ -29,7 +29,8 @@ from ostro.entrypoints.http.daemon_thread import in_thread
 from ostro.entrypoints.http.listener import open_certificate
 from ostro.entrypoints.http.log import configure_log
 from ostro.entrypoints.http.loop_watchdog import watch_event_loop
-from ostro.entrypoints.http.server import SWITCH_SECONDS, Options, find_ready
+from ostro.entrypoints.http.options import Options
+from ostro.entrypoints.http.server import SWITCH_SECONDS, find_ready
 from ostro.entrypoints.http.tracing import start_tracing
 from ostro.entrypoints.http.web import Web
 from ostro.entrypoints.http.workers.engine import WorkerEngine, WorkerQuotas
@@ -143,15 +144,10 @@ class Worker(asyncio.Protocol):
         app = make_app(
             self.service,
             self.plugins,
+            options,
             ring=self.ring,
-            hosts=None if self.ring.locked else options.allow_hosts,
-            origins=options.cors_origins,
-            open_metrics=options.open_metrics,
-            access_log=options.access_log,
-            observers=[] if self.tracing is None else [self.tracing],
-            root_path=options.root_path,
-            request_timeout=options.request_timeout,
             state=open_state(options.store, options.retention, self.plugins, options.store_limit),
+            observers=[] if self.tracing is None else [self.tracing],
             quotas=self.quotas,
             forwarding=Forwarding(self.forward).endpoint_of,
             body_counts=self.counts,

@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 import msgspec
-import numpy as np
 
 from ostro import Route
 from ostro.errors import ContextLengthExceeded, NotFound, Overloaded, RequestError, Unsupported
@@ -197,6 +196,8 @@ async def embedded(
 
 def unit_length(vectors: Any) -> list[list[float]]:
     """Normalise vectors [n, d]."""
+    import numpy as np
+
     lengths = np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     normal: list[list[float]] = (vectors / lengths).tolist()
     return normal
@@ -271,83 +272,86 @@ def ollama_error(status: int, message: str, code: str | None, param: str | None)
     return OllamaError(error=message)
 
 
-def routes() -> list[Route]:
-    """Return the routes."""
-    found = [
+ROUTES: tuple[Route, ...] = (
+    Route(
+        name="POST /api/chat",
+        handler=chat,
+        request=OllamaChatRequest,
+        body=BODY,
+        response=OllamaChatResponse,
+        events=OllamaChatResponse,
+        event_format=JSON_LINES,
+        errors=ollama_error,
+        example={"model": "default", "messages": [{"role": "user", "content": "Hello"}]},
+    ),
+    Route(
+        name="POST /api/generate",
+        handler=generate,
+        request=OllamaGenerateRequest,
+        body=BODY,
+        response=OllamaGenerateResponse,
+        events=OllamaGenerateResponse,
+        event_format=JSON_LINES,
+        errors=ollama_error,
+        example={"model": "default", "prompt": "Why is the sky blue?", "stream": False},
+    ),
+    Route(
+        name="POST /api/embed",
+        handler=embed,
+        request=OllamaEmbedRequest,
+        body=RequestBody(max_inputs=MAX_INPUTS, any_type=True),
+        response=OllamaEmbedResponse,
+        errors=ollama_error,
+        example={"model": "default", "input": ["a text", "another text"]},
+    ),
+    Route(
+        name="POST /api/embeddings",
+        handler=embeddings,
+        request=OllamaEmbeddingsRequest,
+        body=BODY,
+        response=OllamaEmbeddingsResponse,
+        errors=ollama_error,
+        example={"model": "default", "prompt": "a text"},
+    ),
+    Route(
+        name="POST /api/show",
+        handler=show,
+        request=OllamaShowRequest,
+        body=BODY,
+        response=OllamaModelInfo,
+        errors=ollama_error,
+        example={"model": "default"},
+    ),
+    Route(
+        name="GET /api/tags",
+        handler=tags,
+        response=OllamaModels,
+        errors=ollama_error,
+        error_statuses=(),
+    ),
+    Route(
+        name="GET /api/ps",
+        handler=running,
+        response=OllamaRunningModels,
+        errors=ollama_error,
+        error_statuses=(),
+    ),
+    Route(
+        name="GET /api/version",
+        handler=version,
+        response=OllamaVersion,
+        errors=ollama_error,
+        error_statuses=(),
+    ),
+    Route(name="GET /", handler=root, scope="open", response=["text/plain"], error_statuses=()),
+    *(
         Route(
-            name="POST /api/chat",
-            handler=chat,
-            request=OllamaChatRequest,
-            body=BODY,
-            response=OllamaChatResponse,
-            events=OllamaChatResponse,
-            event_format=JSON_LINES,
+            name=name,
+            handler=managed(action),
+            cancel_on_disconnect=True,  # it only refuses
             errors=ollama_error,
-            example={"model": "default", "messages": [{"role": "user", "content": "Hello"}]},
-        ),
-        Route(
-            name="POST /api/generate",
-            handler=generate,
-            request=OllamaGenerateRequest,
-            body=BODY,
-            response=OllamaGenerateResponse,
-            events=OllamaGenerateResponse,
-            event_format=JSON_LINES,
-            errors=ollama_error,
-            example={"model": "default", "prompt": "Why is the sky blue?", "stream": False},
-        ),
-        Route(
-            name="POST /api/embed",
-            handler=embed,
-            request=OllamaEmbedRequest,
-            body=RequestBody(max_inputs=MAX_INPUTS, any_type=True),
-            response=OllamaEmbedResponse,
-            errors=ollama_error,
-            example={"model": "default", "input": ["a text", "another text"]},
-        ),
-        Route(
-            name="POST /api/embeddings",
-            handler=embeddings,
-            request=OllamaEmbeddingsRequest,
-            body=BODY,
-            response=OllamaEmbeddingsResponse,
-            errors=ollama_error,
-            example={"model": "default", "prompt": "a text"},
-        ),
-        Route(
-            name="POST /api/show",
-            handler=show,
-            request=OllamaShowRequest,
-            body=BODY,
-            response=OllamaModelInfo,
-            errors=ollama_error,
-            example={"model": "default"},
-        ),
-        Route(
-            name="GET /api/tags",
-            handler=tags,
-            response=OllamaModels,
-            errors=ollama_error,
-            error_statuses=(),
-        ),
-        Route(
-            name="GET /api/ps",
-            handler=running,
-            response=OllamaRunningModels,
-            errors=ollama_error,
-            error_statuses=(),
-        ),
-        Route(
-            name="GET /api/version",
-            handler=version,
-            response=OllamaVersion,
-            errors=ollama_error,
-            error_statuses=(),
-        ),
-        Route(name="GET /", handler=root, scope="open", response=["text/plain"], error_statuses=()),
-    ]
-    for name, action in MANAGED.items():
-        found.append(
-            Route(name=name, handler=managed(action), errors=ollama_error, error_statuses=(400,))
+            error_statuses=(400,),
         )
-    return found
+        for name, action in MANAGED.items()
+    ),
+)

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import msgspec
-import numpy as np
 from msgspec import UNSET
 
 from ostro import Route
@@ -129,7 +128,7 @@ async def pooling(operations: Operations, caller: Caller, body: PoolingBody) -> 
 
 def pack(row: Any) -> str:
     """Return the numbers [d] of a row as base64 of float32."""
-    return base64.b64encode(np.asarray(row, "<f4").tobytes()).decode()
+    return base64.b64encode(row.astype("<f4", copy=False).tobytes()).decode()
 
 
 def search_units(documents: int) -> int:
@@ -194,31 +193,36 @@ RERANK = {"query": "capitals", "documents": ["Paris", "a pear"], "top_n": 1}
 """The example of reranking."""
 
 
-def routes() -> list[Route]:
-    """Return the routes. The names with and without /v1 are the same."""
-    jina: dict[str, Any] = {
-        "handler": rerank,
-        "request": RerankBody,
-        "body": BODY,
-        "response": RerankResponse,
-        "errors": schema.jina_error,
-        "example": RERANK,
-    }
-    scoring: dict[str, Any] = {
-        "handler": score,
-        "request": ScoreBody,
-        "body": BODY,
-        "response": ScoreResponse,
-        "example": {"text_1": "capitals", "text_2": ["Paris", "a pear"]},
-    }
-    labels: dict[str, Any] = {
-        "handler": classify,
-        "request": ClassifyRequest,
-        "body": BODY,
-        "response": schema.ClassifyResponse,
-        "example": {"input": "a wonderful film"},
-    }
-    cohere = Route(
+RERANKING: dict[str, Any] = {
+    "handler": rerank,
+    "request": RerankBody,
+    "body": BODY,
+    "response": RerankResponse,
+    "errors": schema.jina_error,
+    "example": RERANK,
+}
+SCORING: dict[str, Any] = {
+    "handler": score,
+    "request": ScoreBody,
+    "body": BODY,
+    "response": ScoreResponse,
+    "example": {"text_1": "capitals", "text_2": ["Paris", "a pear"]},
+}
+CLASSIFYING: dict[str, Any] = {
+    "handler": classify,
+    "request": ClassifyRequest,
+    "body": BODY,
+    "response": schema.ClassifyResponse,
+    "example": {"input": "a wonderful film"},
+}
+ROUTES: tuple[Route, ...] = (  # the names with and without /v1 are the same
+    Route(name="POST /v1/rerank", **RERANKING),
+    Route(name="POST /rerank", **RERANKING),
+    Route(name="POST /v1/score", **SCORING),
+    Route(name="POST /score", **SCORING),
+    Route(name="POST /v1/classify", **CLASSIFYING),
+    Route(name="POST /classify", **CLASSIFYING),
+    Route(
         name="POST /v2/rerank",
         handler=cohere_rerank,
         request=CohereRerankBody,
@@ -226,19 +230,13 @@ def routes() -> list[Route]:
         response=CohereRerankResponse,
         errors=schema.cohere_error,
         example=RERANK,
-    )
-    pool = Route(
+    ),
+    Route(
         name="POST /pooling",
         handler=pooling,
         request=PoolingBody,
         body=BODY,
         response=PoolingResponse,
         example={"input": ["a text", "another text"]},
-    )
-    families = {"rerank": jina, "score": scoring, "classify": labels}
-    aliased = [
-        Route(name=f"POST {prefix}/{name}", **fields)
-        for name, fields in families.items()
-        for prefix in ("/v1", "")
-    ]
-    return [*aliased, cohere, pool]
+    ),
+)

@@ -48,28 +48,26 @@ async def apply_template(operations: Operations, caller: Caller, body: ChatBody)
     return PromptResponse(prompt=await operations.render(request, caller))
 
 
-def routes(operations: Operations) -> list[Route]:
-    """Return the routes."""
-    return [
-        Route(
-            name="POST /tokenize",
-            handler=tokenize,
-            request=TokenizeBody,
-            response=TokenizeResponse,
-            example={"prompt": "hello world"},
-        ),
-        Route(
-            name="POST /detokenize",
-            handler=detokenize,
-            request=DetokenizeRequest,
-            response=PromptResponse,
-            example={"tokens": [1, 2]},
-        ),
-        Route(
-            name="POST /apply-template",
-            handler=apply_template,
-            request=ChatBody,
-            response=PromptResponse,
-            example={"messages": [{"role": "user", "content": "hello"}]},
-        ),
-    ]
+ROUTES: tuple[Route, ...] = (
+    Route(
+        name="POST /tokenize",
+        handler=tokenize,
+        request=TokenizeBody,
+        response=TokenizeResponse,
+        example={"prompt": "hello world"},
+    ),
+    Route(
+        name="POST /detokenize",
+        handler=detokenize,
+        request=DetokenizeRequest,
+        response=PromptResponse,
+        example={"tokens": [1, 2]},
+    ),
+    Route(
+        name="POST /apply-template",
+        handler=apply_template,
+        request=ChatBody,
+        response=PromptResponse,
+        example={"messages": [{"role": "user", "content": "hello"}]},
+    ),
+)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ostro.core.deprecated import RemovedInOstro1
 from ostro.core.errors import ModelNotFound, PluginError, UsageError
-from ostro.core.plugins.manager import PluginManager
+from ostro.core.plugins.manager import ROUTES_NOTE, PluginManager
 from ostro.core.records import KINDS, Route, Settings
 from ostro.core.results import InvalidResult
 
@@ -245,20 +246,40 @@ def test_configure_reaches_all_plugins_and_later_ones(site: Site) -> None:
     assert "late" in manager.broken and manager.get_plugin("late") is None
 
 
-def test_routes_are_declared_with_the_server(site: Site) -> None:
+class Server:
+    async def hello(self) -> None: ...
+
+
+def test_routes_are_declared_without_a_server(site: Site) -> None:
     site.wheel(
         "web",
-        "@hookimpl\ndef ostro_routes(server):\n"
-        "    yield Route(name='GET /hello', endpoint=server.hello)\n",
+        "async def hello(request): ...\n"
+        "@hookimpl\ndef ostro_routes():\n    return (Route(name='GET /hello', endpoint=hello),)\n",
     )
-
-    class Server:
-        async def hello(self) -> None: ...
-
     manager = site.load()
-    assert site.info(manager, "web").hooks == ("ostro_routes",)
-    routes = manager.collect("routes", server=Server(), engine=None)
-    assert isinstance(routes["GET /hello"], Route)
+    info = site.info(manager, "web")
+    assert info.hooks == ("ostro_routes",)
+    assert info.offers == {"routes": ("GET /hello",)} and not info.note
+    assert isinstance(manager.collect("routes")["GET /hello"], Route)
+
+
+@pytest.mark.parametrize("argument", ["server", "engine"])
+def test_deprecated_routes_are_declared_with_a_server(site: Site, argument: str) -> None:
+    site.wheel(
+        "web",
+        f"@hookimpl\ndef ostro_routes({argument}):\n"
+        f"    yield Route(name='GET /hello', endpoint={argument}.hello)\n",
+    )
+    with pytest.warns(RemovedInOstro1, match=r"write ostro_routes\(\)"):
+        manager = site.load()
+    info = site.info(manager, "web")
+    assert (info.status, info.offers, info.note) == ("active", {}, ROUTES_NOTE)
+    assert manager.deprecated_routes() == ["web"]
+    servers = [Server(), Server()]
+    for server in servers:
+        routes = manager.collect("routes", server=server, engine=server)
+        assert routes["GET /hello"].endpoint == server.hello
+        assert "POST /tokenize" in routes, "the built-in plugin has no arguments"
     assert site.info(manager, "web").offers == {"routes": ("GET /hello",)}
 
 
@@ -301,8 +322,6 @@ def test_built_in_plugins_are_whole(site: Site) -> None:
 
 def test_warnings_of_deprecated_hooks_reach_the_author(site: Site) -> None:
     import pluggy
-
-    from ostro.core.deprecated import RemovedInOstro1
 
     class Specs:
         @pluggy.HookspecMarker("ostro")(

@@ -212,9 +212,8 @@ def test_all_records_of_a_plugin_that_fails_late_are_dropped_and_named(
     handle = "from ostro import Architecture, Route\nasync def handle(*_): ...\n"
     site.wheel("late", handle + source(kind, LATE[kind]) + late)
     manager = site.load()
-    arguments = {"server": None, "engine": None} if kind == "routes" else {}
     name = "GET /half" if kind == "routes" else "half"
-    assert name in manager.collect(kind, **arguments)
+    assert name in manager.collect(kind)
     manager.hook.ostro_model_loaded(model="m")
-    assert name not in manager.collect(kind, **arguments) and "late" in manager.broken
+    assert name not in manager.collect(kind) and "late" in manager.broken
     assert f"until a restart, in this process ({kind}: {name})" in caplog.text

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ostro.core.plugins.manager import HOOKS
+from ostro.core.deprecated import RemovedInOstro1
+from ostro.core.plugins.manager import HOOKS, ROUTES_NOTE
 from ostro.entrypoints.cli import main
 
 
@@ -34,6 +35,32 @@ def test_plugins_are_listed_as_json(capsys: pytest.CaptureFixture[str], broken: 
     assert found["architectures.granite"]["offers"] == {"architectures": ["granite"]}
     assert found["broken_plugin_of_a_test"]["status"] == "broken"
     assert found["broken_plugin_of_a_test"]["source"] == broken
+
+
+def test_routes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plugins"]) == 0
+    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    [offers] = [line[3] for line in lines if line[0] == "plugins.apis.text_tools"]
+    assert offers == "routes: POST /tokenize, POST /detokenize, POST /apply-template"
+    assert main(["plugins", "--json"]) == 0
+    found = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
+    assert "GET /api/tags" in found["plugins.apis.ollama"]["offers"]["routes"]
+
+
+def test_routes_that_only_a_server_knows_are_noted(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "old_plugin_of_a_test.py"
+    file.write_text(
+        "from ostro import hookimpl\n@hookimpl\ndef ostro_routes(server):\n    return [server.x]\n"
+    )
+    with pytest.warns(RemovedInOstro1, match=r"ostro_routes\(server\) is deprecated"):
+        assert main(["plugins", "--plugin", str(file)]) == 0
+    sys.modules.pop(file.stem)
+    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    [shown] = [line for line in lines if line[0] == file.stem]
+    assert shown[1] == "active"
+    assert shown[3] == f"ostro_routes; {ROUTES_NOTE}"
 
 
 def test_plugins_are_listed_by_hook(capsys: pytest.CaptureFixture[str]) -> None:

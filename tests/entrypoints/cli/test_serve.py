@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ostro.entrypoints.cli import main
+from ostro.entrypoints.cli import main, serve
+from ostro.entrypoints.cli.server_options import add_server_options
+from ostro.entrypoints.http.options import Options
 
 
 @pytest.mark.parametrize(
@@ -35,6 +39,26 @@ def test_positionals_are_models(
     assert main(["serve", *words]) == 0
     (ran,) = started
     assert [(each.settings.name, each.settings.reference) for each in ran["models"]] == models
+
+
+def test_options_of_the_server_are_fields_with_the_same_defaults() -> None:
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    stated = serve.server_options(parser.parse_args([]))
+    names = {field.name for field in fields(Options)}
+    assert names - stated.keys() == {"engine", "ready"}
+    for name, value in stated.items():
+        default = getattr(Options(), name)
+        assert (tuple(value) if isinstance(value, list) else value) == default, name
+
+
+def test_every_option_of_the_server_is_used() -> None:
+    names = {field.name for field in fields(Options)}
+    others = {"adapter_root", "api_key", "api_key_file", "admin_key_file"}
+    others |= {"allow_host", "cors_origin"}
+    parser = argparse.ArgumentParser(add_help=False)
+    add_server_options(parser)
+    assert {action.dest for action in parser._actions} - names == others
 
 
 def test_two_names_of_a_model(

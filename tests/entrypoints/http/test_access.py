@@ -21,10 +21,12 @@ from ostro.core.ipc import client
 from ostro.core.ipc.client import AsyncEngine
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Route
-from ostro.entrypoints.http.app import make_app
+from ostro.entrypoints.http.app import make_app, routes_of
+from ostro.entrypoints.http.context import operations_of
 from ostro.entrypoints.http.listener import listen, url_of
 from ostro.entrypoints.http.measurement import RequestMetrics
 from ostro.entrypoints.http.middleware import AccessMiddleware, RequestMiddleware
+from ostro.entrypoints.http.options import Options
 from ostro.entrypoints.operations.access.keys import Key, KeyRing, sha256_of
 from ostro.entrypoints.operations.access.quotas import Quotas
 from ostro.entrypoints.operations.operations import Operations
@@ -169,7 +171,7 @@ def test_the_lifespan_needs_no_key() -> None:
 
 
 def test_hosts(start: Any) -> None:
-    server = start(hosts=["box.lan"])
+    server = start(allow_hosts=["box.lan"])
     for host in ("evil.example", "localhost.evil.example", "1.2.3.4.evil.example", "a:b"):
         response = server.http.get("/health", headers={"host": host})
         assert response.status_code == 403 and response.json()["error"]["code"] == "forbidden"
@@ -186,7 +188,7 @@ def test_no_cross_origin_by_default(server: Any) -> None:
 
 
 def test_allowed_origins(start: Any) -> None:
-    server = start(origins=["https://a.example"], keys=["secret"])
+    server = start(cors_origins=["https://a.example"], keys=["secret"])
     for origin, allowed in (("https://a.example", True), ("https://b.example", False)):
         asked = {"origin": origin, "access-control-request-method": "POST"}
         response = server.http.options("/v1/chat/completions", headers=asked)
@@ -289,15 +291,26 @@ class Hello:
     """A plugin with a route that works and three that must not."""
 
     @hookimpl
-    def ostro_routes(self, server: Operations) -> list[Route]:
+    def ostro_routes(self) -> list[Route]:
         async def hello(request: Any) -> PlainTextResponse:
-            return PlainTextResponse(f"ready: {server.service.ready}")
+            return PlainTextResponse(f"ready: {operations_of(request).service.ready}")
 
         names = ("GET /hello", "GET /health", "GET /v1/models/mine", "nonsense")
         return [Route(name=name, endpoint=hello) for name in names]
 
 
-class OldHello:
+class ServerHello:
+    """A plugin that still asks for the operations."""
+
+    @hookimpl
+    def ostro_routes(self, server: Operations) -> list[Route]:
+        async def hello(request: Any) -> PlainTextResponse:
+            return PlainTextResponse(f"ready: {server.service.ready}")
+
+        return [Route(name="GET /old", endpoint=hello)]
+
+
+class EngineHello:
     """A plugin that still asks for the engine."""
 
     @hookimpl
@@ -312,8 +325,8 @@ def test_plugin_routes(server: Any) -> None:
     plugins = PluginManager()
     plugins.load()
     plugins.register(Hello(), "hello")
-    app = make_app(server.service, plugins)
-    with TestClient(app) as client:
+    app = make_app(server.service, plugins, Options())
+    with TestClient(app, base_url="http://localhost") as client:
         assert client.get("/hello").text == "ready: True"
         assert client.get("/health").json() == {"status": "ok"}
         assert client.get("/v1/models/mine").status_code == 404
@@ -326,7 +339,7 @@ class Pages:
         self.folder = folder
 
     @hookimpl
-    def ostro_routes(self, server: Operations) -> list[Route]:
+    def ostro_routes(self) -> list[Route]:
         async def hello(request: Any) -> PlainTextResponse:
             return PlainTextResponse("hello")
 
@@ -350,7 +363,7 @@ def test_scopes_of_routes_and_files(server: Any, tmp_path: Path) -> None:
     open_paths = ("/pages/a.txt", "/open", "/health")
     needed = {"/inner/a.txt": "boss", "/mine": "user", "/v1/models": "user", "/metrics": "watch"}
     needed["/v1/lora_adapters"] = "boss"
-    with TestClient(make_app(server.service, plugins, ring=ring)) as client:
+    with TestClient(make_app(server.service, plugins, Options(), ring=ring)) as client:
         for path in open_paths:
             assert client.get(path).status_code == 200, path
         for path in ("/pagesa.txt", "/pages/../mine", "/openly", *needed):
@@ -362,13 +375,20 @@ def test_scopes_of_routes_and_files(server: Any, tmp_path: Path) -> None:
                 assert client.get(path, headers={"x-api-key": other}).status_code == 403, path
 
 
-def test_the_engine_as_an_argument_of_routes_is_deprecated(server: Any) -> None:
+@pytest.mark.parametrize("plugin", [ServerHello(), EngineHello()], ids=["server", "engine"])
+def test_arguments_of_routes_are_deprecated(
+    server: Any, plugin: object, caplog: pytest.LogCaptureFixture
+) -> None:
     plugins = PluginManager()
     plugins.load()
-    with pytest.warns(RemovedInOstro1, match=r"server\.service\.engine"):
-        plugins.register(OldHello(), "hello")
-    with TestClient(make_app(server.service, plugins)) as client:
+    with pytest.warns(RemovedInOstro1, match=r"write ostro_routes\(\)"):
+        plugins.register(plugin, "hello")
+    assert "GET /old" not in {route.name for route in routes_of(plugins)}
+    assert "plugin hello: only a running server knows its routes" in caplog.text
+    app = make_app(server.service, plugins, Options())
+    with TestClient(app, base_url="http://localhost") as client:
         assert client.get("/old").text == "ready: True"
+        assert "/old" in client.get("/openapi.json").json()["paths"]
 
 
 def test_outside_needs_a_key() -> None:

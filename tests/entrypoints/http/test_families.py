@@ -16,10 +16,10 @@ from ostro.core.hooks import hookimpl
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Route
 from ostro.entrypoints.http.app import make_app
-from ostro.entrypoints.http.context import caller_of
+from ostro.entrypoints.http.context import caller_of, operations_of
+from ostro.entrypoints.http.options import Options
 from ostro.entrypoints.http.stream import EventStream
 from ostro.entrypoints.operations.access.keys import KeyRing
-from ostro.entrypoints.operations.operations import Operations
 from ostro.entrypoints.operations.requests.request_context import request_id
 
 
@@ -41,15 +41,16 @@ class Family:
     """A family with one route that generates text and one that fails in a stream."""
 
     @hookimpl
-    def ostro_routes(self, server: Operations) -> Iterator[Route]:
+    def ostro_routes(self) -> Iterator[Route]:
         async def say(request: Request) -> Response:
+            server = operations_of(request)
             body = server.completion_request(**await request.json())
             done = await (await server.complete(body, caller_of(request))).collect()
             return JSONResponse({"said": done.choices[0].text, "model": done.model})
 
         async def stream(request: Request) -> Response:
             async def events() -> AsyncGenerator[bytes, None]:
-                raise server.service.unknown("nothing")
+                raise operations_of(request).service.unknown("nothing")
                 yield b""
 
             return EventStream(events())
@@ -84,7 +85,7 @@ def client(server: Any) -> Iterator[TestClient]:
     plugins.register(Family(), "family")
     ring = KeyRing.of(["secret"], None)
     with TestClient(
-        make_app(server.service, plugins, ring=ring), raise_server_exceptions=False
+        make_app(server.service, plugins, Options(), ring=ring), raise_server_exceptions=False
     ) as it:
         yield it
 

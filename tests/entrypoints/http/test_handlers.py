@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from ostro.core.errors import PluginError, Unsupported
+from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Content, RequestBody, Route
+from ostro.entrypoints.http.app import routes_of
 from ostro.entrypoints.http.handlers import endpoint_of
 
 OPERATIONS = object()
@@ -93,6 +96,68 @@ def test_a_handler_is_cancelled_unless_its_route_says_otherwise(cancels: bool) -
     else:
         assert asyncio.run(work).body == b'"a"'
     assert ended == ([] if cancels else ["a"])
+
+
+@pytest.mark.parametrize(
+    ("method", "scope", "cancels"),
+    [
+        ("GET", "infer", True),
+        ("GET", "admin", True),
+        ("POST", "infer", True),
+        ("POST", "admin", False),
+        ("DELETE", "infer", False),
+        ("DELETE", "admin", False),
+    ],
+)
+def test_changes_of_what_is_stored_or_loaded_are_not_cancelled(
+    method: str, scope: Any, cancels: bool
+) -> None:
+    async def handler(*_: Any) -> Any:
+        return None
+
+    route = Route(name=f"{method} /x", handler=handler, scope=scope)
+    assert route.is_cancelled_on_disconnect is cancels
+    for stated in (True, False):
+        route = replace(route, cancel_on_disconnect=stated)
+        assert route.is_cancelled_on_disconnect is stated
+
+
+STATES = """
+POST /v1/models/load
+POST /v1/models/unload
+POST /v1/models/reload
+POST /v1/models/{id:path}/requantize
+POST /re_isq
+POST /v1/load_lora_adapter
+POST /v1/unload_lora_adapter
+POST /v1/chat/completions/{id}
+DELETE /v1/chat/completions/{id}
+DELETE /v1/responses/{id}
+POST /v1/responses/{id}/cancel
+POST /v1/conversations
+POST /v1/conversations/{id}
+DELETE /v1/conversations/{id}
+POST /v1/conversations/{id}/items
+DELETE /v1/conversations/{id}/items/{item}
+DELETE /v1/files/{id}
+POST /v1/uploads
+POST /v1/uploads/{id}/complete
+POST /v1/uploads/{id}/cancel
+POST /v1/batches
+POST /v1/batches/{id}/cancel
+POST /v1/messages/batches
+DELETE /v1/messages/batches/{id}
+POST /v1/messages/batches/{id}/cancel
+"""
+"""The routes whose handlers go on when the client leaves; all others are cancelled."""
+
+
+def test_which_routes_are_not_cancelled() -> None:
+    plugins = PluginManager()
+    plugins.load()
+    routes = [route for route in routes_of(plugins) if route.handler is not None]
+    kept = {route.name for route in routes if not route.is_cancelled_on_disconnect}
+    assert kept == set(STATES.strip().splitlines())
 
 
 def test_content_has_its_status_and_headers() -> None:

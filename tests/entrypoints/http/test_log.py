@@ -116,7 +116,7 @@ def test_a_client_that_leaves_is_reported(logged: Any, records: Any) -> None:
 
 
 def test_every_response_has_an_id(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = start(hosts=[])
+    server = start(allow_hosts=[])
 
     def boom(*args: Any) -> None:
         raise ZeroDivisionError("a bug")

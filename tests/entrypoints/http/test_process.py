@@ -21,7 +21,8 @@ from tiny.server import RunningServer, serving
 from ostro.core.errors import CheckpointError
 from ostro.core.records import Settings
 from ostro.entrypoints.http.listener import listen
-from ostro.entrypoints.http.server import Options, Server
+from ostro.entrypoints.http.options import Options
+from ostro.entrypoints.http.server import Server
 from ostro.entrypoints.operations.access.keys import sha256_of
 from ostro.entrypoints.serve_config import ModelOptions
 

@@ -21,6 +21,7 @@ from ostro.core.plugins.manager import PluginManager
 from ostro.core.plugins.task_errors import task_errors
 from ostro.core.records import Content, RequestBody
 from ostro.entrypoints.http.app import make_app
+from ostro.entrypoints.http.options import Options
 from ostro.entrypoints.http.stream import EventStream
 from ostro.entrypoints.operations.requests.event_formats import JSON_LINES
 
@@ -376,7 +377,8 @@ def test_a_route_of_two_plugins_is_named_at_start(
     plugins.load()
     plugins.register(both[0], "one")
     plugins.register(both[1], "two")
-    with TestClient(make_app(server.service, plugins)) as client:
+    app = make_app(server.service, plugins, Options())
+    with TestClient(app, base_url="http://localhost") as client:
         assert client.get("/same").status_code == 404
         assert all(client.get(f"/own/{id(plugin)}").json() == {"good": True} for plugin in both)
     assert "'GET /same' is claimed by one (registered) and two (registered)" in caplog.text

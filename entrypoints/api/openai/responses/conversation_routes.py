@@ -117,52 +117,57 @@ def conversation_object(found: Conversation) -> ConversationObject:
     return ConversationObject(id=found.id, created_at=found.created, metadata=found.metadata)
 
 
-def routes(operations: Operations) -> list[Route]:
-    """Return the routes."""
-    one, items = "/v1/conversations/{id}", "/v1/conversations/{id}/items"
-    return [
-        Route(
-            name="POST /v1/conversations",
-            error_statuses=(400, 503, 507),
-            handler=create_conversation,
-            request=ConversationRequest,
-            body=RequestBody(kind=ConversationBody, max_bytes=MAX_BYTES),
-            requires=require_store,
-            response=ConversationObject,
-            cancel_on_disconnect=False,
-        ),
-        Route(name=f"GET {one}", handler=get_conversation, response=ConversationObject),
-        Route(
-            name=f"POST {one}",
-            handler=update_conversation,
-            request=MetadataRequest,
-            body=RequestBody(max_bytes=MAX_BYTES),
-            response=ConversationObject,
-            cancel_on_disconnect=False,
-        ),
-        Route(
-            name=f"DELETE {one}",
-            handler=delete_conversation,
-            response=ConversationDeleted,
-            cancel_on_disconnect=False,
-        ),
-        Route(
-            name=f"POST {items}",
-            error_statuses=(400, 404, 503, 507),
-            handler=add_items,
-            request=ItemsRequest,
-            query=ItemRequest,
-            body=RequestBody(kind=ItemsBody, max_bytes=MAX_BYTES),
-            requires=require_store,
-            response=ItemList,
-            cancel_on_disconnect=False,
-        ),
-        Route(name=f"GET {items}", handler=list_items, request=ItemListRequest, response=ItemList),
-        Route(name=f"GET {items}/{{item}}", handler=get_item, request=ItemRequest, response=Item),
-        Route(
-            name=f"DELETE {items}/{{item}}",
-            handler=delete_item,
-            response=ConversationObject,
-            cancel_on_disconnect=False,
-        ),
-    ]
+ROUTES: tuple[Route, ...] = (
+    Route(
+        name="POST /v1/conversations",
+        error_statuses=(400, 503, 507),
+        handler=create_conversation,
+        request=ConversationRequest,
+        body=RequestBody(kind=ConversationBody, max_bytes=MAX_BYTES),
+        requires=require_store,
+        response=ConversationObject,
+        cancel_on_disconnect=False,
+    ),
+    Route(name="GET /v1/conversations/{id}", handler=get_conversation, response=ConversationObject),
+    Route(
+        name="POST /v1/conversations/{id}",
+        handler=update_conversation,
+        request=MetadataRequest,
+        body=RequestBody(max_bytes=MAX_BYTES),
+        response=ConversationObject,
+        cancel_on_disconnect=False,
+    ),
+    Route(
+        name="DELETE /v1/conversations/{id}",
+        handler=delete_conversation,
+        response=ConversationDeleted,
+    ),
+    Route(
+        name="POST /v1/conversations/{id}/items",
+        error_statuses=(400, 404, 503, 507),
+        handler=add_items,
+        request=ItemsRequest,
+        query=ItemRequest,
+        body=RequestBody(kind=ItemsBody, max_bytes=MAX_BYTES),
+        requires=require_store,
+        response=ItemList,
+        cancel_on_disconnect=False,
+    ),
+    Route(
+        name="GET /v1/conversations/{id}/items",
+        handler=list_items,
+        request=ItemListRequest,
+        response=ItemList,
+    ),
+    Route(
+        name="GET /v1/conversations/{id}/items/{item}",
+        handler=get_item,
+        request=ItemRequest,
+        response=Item,
+    ),
+    Route(
+        name="DELETE /v1/conversations/{id}/items/{item}",
+        handler=delete_item,
+        response=ConversationObject,
+    ),
+)

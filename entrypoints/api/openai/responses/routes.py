@@ -120,51 +120,48 @@ def item_list(page: ItemPage) -> ItemList:
     return make_page(ItemList, page.items, page.has_more, empty="")
 
 
-def routes(operations: Operations) -> list[Route]:
-    """Return the routes."""
-    return [
-        Route(
-            name=f"POST {PATH}",
-            error_statuses=(400, 404, 503, 507),
-            handler=create_response,
-            request=ResponseRequest,
-            body=RequestBody(kind=ResponseBody, check=check_support),
-            response=Response,
-            events=AnyEvent,
-            event_format=NAMED_EVENTS,
-        ),
-        Route(
-            name=f"POST {PATH}/input_tokens",
-            handler=count_input_tokens,
-            request=InputTokensRequest,
-            body=RequestBody(kind=InputTokensBody, check=check_support),
-            response=InputTokens,
-        ),
-        Route(name=f"POST {PATH}/compact", handler=compact_response, error_statuses=(400,)),
-        Route(
-            name=f"GET {PATH}/{{id}}",
-            handler=get_response,
-            request=RetrieveRequest,
-            response=Response,
-            events=AnyEvent,
-            event_format=NAMED_EVENTS,
-        ),
-        Route(
-            name=f"DELETE {PATH}/{{id}}",
-            handler=delete_response,
-            response=ResponseDeleted,
-            cancel_on_disconnect=False,
-        ),
-        Route(
-            name=f"POST {PATH}/{{id}}/cancel",
-            handler=cancel_response,
-            response=Response,
-            cancel_on_disconnect=False,
-        ),
-        Route(
-            name=f"GET {PATH}/{{id}}/input_items",
-            handler=list_input_items,
-            request=ItemListRequest,
-            response=ItemList,
-        ),
-    ]
+ROUTES: tuple[Route, ...] = (
+    Route(
+        name=f"POST {PATH}",
+        error_statuses=(400, 404, 503, 507),
+        handler=create_response,
+        request=ResponseRequest,
+        body=RequestBody(kind=ResponseBody, check=check_support),
+        response=Response,
+        events=AnyEvent,
+        event_format=NAMED_EVENTS,
+    ),
+    Route(
+        name=f"POST {PATH}/input_tokens",
+        handler=count_input_tokens,
+        request=InputTokensRequest,
+        body=RequestBody(kind=InputTokensBody, check=check_support),
+        response=InputTokens,
+    ),
+    Route(name=f"POST {PATH}/compact", handler=compact_response, error_statuses=(400,)),
+    Route(
+        name=f"GET {PATH}/{{id}}",
+        handler=get_response,
+        request=RetrieveRequest,
+        response=Response,
+        events=AnyEvent,
+        event_format=NAMED_EVENTS,
+    ),
+    Route(
+        name=f"DELETE {PATH}/{{id}}",
+        handler=delete_response,
+        response=ResponseDeleted,
+    ),
+    Route(
+        name=f"POST {PATH}/{{id}}/cancel",
+        handler=cancel_response,
+        response=Response,
+        cancel_on_disconnect=False,
+    ),
+    Route(
+        name=f"GET {PATH}/{{id}}/input_items",
+        handler=list_input_items,
+        request=ItemListRequest,
+        response=ItemList,
+    ),
+)

@@ -32,6 +32,7 @@ from ostro.core.plugins.manager import PluginManager
 from ostro.core.tokenizer import load_tokenizer
 from ostro.entrypoints.http.app import make_app
 from ostro.entrypoints.http.http_series import HttpSeries
+from ostro.entrypoints.http.options import Options
 from ostro.entrypoints.http.workers.connection import WorkerConnection
 from ostro.entrypoints.http.workers.messages import (
     Enter,
@@ -93,7 +94,7 @@ async def connected(folder: Path, plugins: PluginManager, rows: int = 64) -> Asy
     engine = ThreadEngine(lambda report: echo)
     engine.admission = Admission(rows)
     service, ring = Service(engine, "echo"), KeyRing([KEY, BOSS])
-    app = make_app(service, plugins, ring=ring)
+    app = make_app(service, plugins, Options(), ring=ring)
     info = await engine.start()
     service.models["echo"] = {"text": None}
     service.served["echo"] = served_echo(load_tokenizer(folder)).ready(info.first)

@@ -22,7 +22,6 @@ from ostro.entrypoints.http.budget import COUNT_BYTES, SMALL
 from ostro.entrypoints.http.workers import forwarding
 from ostro.entrypoints.http.workers.forwarding import Forwarding, run
 from ostro.entrypoints.http.workers.messages import Forward, Forwarded
-from ostro.entrypoints.operations.operations import Operations
 
 HEADERS = {"x-api-key": "boss", "content-type": "application/json"}
 LOAD, UPLOAD = "POST /v1/load_lora_adapter", "PUT /upload"
@@ -48,7 +47,7 @@ class Plugin:
     """Routes that read their requests themselves."""
 
     @hookimpl
-    def ostro_routes(self, server: Operations) -> list[Route]:
+    def ostro_routes(self) -> list[Route]:
         async def read(request: Request) -> Response:
             data = await bodies.read_json(request) if request.method == "PUT" else {}
             return PlainTextResponse(f"{len(data)} members")

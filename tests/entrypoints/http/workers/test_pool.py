@@ -13,8 +13,9 @@ from ostro.core.errors import UsageError
 from ostro.core.records import Settings
 from ostro.entrypoints.http.asgi import Application
 from ostro.entrypoints.http.http_series import HttpSeries
+from ostro.entrypoints.http.options import Options
 from ostro.entrypoints.http.request_record import RequestRecord
-from ostro.entrypoints.http.server import Options, serve
+from ostro.entrypoints.http.server import serve
 from ostro.entrypoints.http.workers.pool import WorkerPool, check_workers, options_of
 from ostro.entrypoints.serve_config import ModelOptions
 

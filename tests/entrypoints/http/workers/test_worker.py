@@ -20,7 +20,7 @@ from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings
 from ostro.entrypoints.http.budget import COUNT_BYTES
 from ostro.entrypoints.http.listener import listen
-from ostro.entrypoints.http.server import Options
+from ostro.entrypoints.http.options import Options
 from ostro.entrypoints.http.workers.messages import (
     GetSeries,
     Series,

@@ -105,12 +105,14 @@ def completion(text: str, end: ChoiceEnd, generation: Generation) -> LlamaCppCom
     )
 
 
-ROUTE = Route(
-    name="POST /completion",
-    handler=complete,
-    request=LlamaCppRequest,
-    response=LlamaCppCompletion,
-    events=LlamaCppCompletion,
-    event_format=DATA_EVENTS,
-    example={"prompt": "Once upon a time", "n_predict": 32},
+ROUTES = (
+    Route(
+        name="POST /completion",
+        handler=complete,
+        request=LlamaCppRequest,
+        response=LlamaCppCompletion,
+        events=LlamaCppCompletion,
+        event_format=DATA_EVENTS,
+        example={"prompt": "Once upon a time", "n_predict": 32},
+    ),
 )

@@ -11,6 +11,7 @@ from tiny.adapter_routes import LIST, LOAD, UNLOAD, refused
 
 from ostro.core.errors import OstroError, UsageError
 from ostro.entrypoints.http.app import make_app
+from ostro.entrypoints.http.options import Options
 from ostro.entrypoints.operations.access.admin import Admin
 from ostro.entrypoints.operations.access.keys import KeyRing
 
@@ -74,7 +75,7 @@ def test_the_admin_scope_needs_no_root(start: Any) -> None:
 
 def test_invalid_admin_options_are_rejected(server: Any) -> None:
     with pytest.raises(UsageError, match="not a folder"):
-        make_app(server.service, server.plugins, adapter_root="/nowhere")
+        make_app(server.service, server.plugins, Options(), adapter_root="/nowhere")
     with pytest.raises(UsageError, match="empty"):
         KeyRing.of((), " ")
 
