@@ -192,7 +192,7 @@ CORE: Mapping[str, Mapping[str, Change]] = {
             "if self.captured_changes < 0:",
         ),
     },
-    "core/engine/compilation.py": {
+    "core/engine/startup/compilation.py": {
         "all-steps-run-whatever-the-cache-has": (
             "return compile_launched(steps) > 0",
             "return compile_launched(steps) >= 0",
@@ -203,7 +203,7 @@ CORE: Mapping[str, Mapping[str, Change]] = {
         ),
         "buckets-of-the-dry-run-stay": ("            runner.close()", "            pass"),
     },
-    "core/engine/kernel_compiler.py": {
+    "core/engine/startup/kernel_compiler.py": {
         "memory-is-not-zero": ("            out.zero_()", "            pass"),
         "autotuner-measures-nothing": ("        if is_autotuned():", "        if False:"),
         "devices-share-a-kernel": (
@@ -318,7 +318,7 @@ CORE: Mapping[str, Mapping[str, Change]] = {
             "self.step_rows = rows",
         ),
     },
-    "core/engine/draft_model.py": {
+    "core/engine/proposers/draft_model.py": {
         "rejected-drafts-stay-in-the-cache-of-the-draft-model": (
             "if draft != token or computed == own.computed:",
             "if computed == own.computed:",
@@ -358,7 +358,7 @@ CORE: Mapping[str, Mapping[str, Change]] = {
             "self.rate += 0",
         ),
     },
-    "core/engine/assistant.py": {
+    "core/engine/proposers/assistant.py": {
         "an-assistant-is-at-the-position-of-the-row-before": (
             "replace(c, start=c.start + 1)",
             "replace(c, start=c.start)",
@@ -368,7 +368,7 @@ CORE: Mapping[str, Mapping[str, Change]] = {
             "or last > self.context",
         ),
     },
-    "core/engine/build_speculation.py": {
+    "core/engine/proposers/build_speculation.py": {
         "an-assistant-reads-the-cache-of-another-device": (
             "group.kind.device != draft.device",
             "group.kind.device is None",
@@ -380,7 +380,7 @@ CORE: Mapping[str, Mapping[str, Change]] = {
             "hidden = hidden",
         ),
     },
-    "core/engine/multi_token.py": {
+    "core/engine/proposers/multi_token.py": {
         "rows-of-rejected-drafts-are-computed": (
             "self.cut(start)",
             "pass",

@@ -34,6 +34,16 @@ EDGES: Mapping[str, str] = {
 `core` itself may be imported by all.
 """
 
+DISTRICTS: Mapping[str, str] = {
+    "": "",
+    "models": "",
+    "proposers": "",
+    "startup": "models proposers",
+}
+"""Folders of the engine, and those whose modules they may import, also for types; "" are the files
+of `core/engine` itself, which all of them may import.
+"""
+
 FRONT = (
     "chat ipc media messages pipeline plugins preparation records store tasks tokenizer worker"
 ).split()
@@ -180,6 +190,26 @@ def test_folders_of_core_import_only_the_folders_in_the_table() -> None:
         for target in targets
         if (here := folder_of(name)) and (there := folder_of(target)) and here != there
         if there not in EDGES[here].split()
+    }
+    assert not wrong
+
+
+def district_of(module: str) -> str:
+    """The folder of the engine that holds a module; empty for the files of `core/engine` itself."""
+    name = module.removeprefix("ostro.core.engine").lstrip(".").partition(".")[0]
+    return name if (ROOT / "core" / "engine" / name).is_dir() else ""
+
+
+def test_folders_of_the_engine_import_only_the_folders_in_the_table() -> None:
+    assert not circle({folder: {*targets.split()} for folder, targets in DISTRICTS.items()})
+    engine = {name: targets for name, targets in core(types=True).items() if "core.engine" in name}
+    assert {district_of(name) for name in engine} == DISTRICTS.keys()
+    wrong = {
+        f"{name} imports {target}"
+        for name, targets in engine.items()
+        for target in targets & engine.keys()
+        if (there := district_of(target)) and there != district_of(name)
+        if there not in DISTRICTS[district_of(name)].split()
     }
     assert not wrong
 

@@ -15,9 +15,9 @@ from time import perf_counter
 
 from gpu.compiled_model import compiled_model
 
-from ostro.core.engine import build
-from ostro.core.engine.compilation import run_all
-from ostro.core.engine.kernel_compiler import compile_launched
+from ostro.core.engine.startup import build
+from ostro.core.engine.startup.compilation import run_all
+from ostro.core.engine.startup.kernel_compiler import compile_launched
 from ostro.plugins.conformance.kernels import fill_memory
 
 SHAPE = {

@@ -12,8 +12,8 @@ from unittest import mock
 
 import torch
 
-from ostro.core.engine import build
 from ostro.core.engine.buckets import PROMPT_ROWS
+from ostro.core.engine.startup import build
 from ostro.core.messages.requests import Sampling
 from ostro.core.ops import Choice, Op, Target
 

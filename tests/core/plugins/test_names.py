@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from ostro.core.commands import COMMANDS
-from ostro.core.engine.build_speculation import draft_model_settings, new_proposer
 from ostro.core.engine.processors import Processors
+from ostro.core.engine.proposers.build_speculation import draft_model_settings, new_proposer
 from ostro.core.errors import PluginError
 from ostro.core.load.quantize import check_conflicts
 from ostro.core.messages.requests import Sampling

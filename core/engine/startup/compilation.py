@@ -13,19 +13,19 @@ from functools import partial
 
 import torch
 
-from ostro.core.engine.build import (
+from ostro.core.engine.draft_length import StepCosts
+from ostro.core.engine.engine import Engine
+from ostro.core.engine.graphs import DryGraphs
+from ostro.core.engine.models.model_engines import ModelEngines
+from ostro.core.engine.pooling import PoolingEngine
+from ostro.core.engine.runner import ModelRunner
+from ostro.core.engine.startup.build import (
     DRAFT_PROBE,
     draft_model,
     probe_prompt,
     warm_up,
     warm_up_vectors,
 )
-from ostro.core.engine.draft_length import StepCosts
-from ostro.core.engine.engine import Engine
-from ostro.core.engine.graphs import DryGraphs
-from ostro.core.engine.model_engines import ModelEngines
-from ostro.core.engine.pooling import PoolingEngine
-from ostro.core.engine.runner import ModelRunner
 from ostro.core.load.model import LoadedModel
 from ostro.core.plugins.isolation import reason
 
@@ -41,7 +41,7 @@ def compile_kernels(steps: Callable[[], object], device: torch.device) -> bool:
     if device.type != "cuda":
         return False
     try:
-        from ostro.core.engine.kernel_compiler import compile_launched
+        from ostro.core.engine.startup.kernel_compiler import compile_launched
     except ImportError:  # without Triton
         return False
     try:

@@ -10,10 +10,10 @@ import pytest
 from msgspec.structs import replace
 from tiny.drafts import LENGTH, Free, Tokens, requests_of, run
 
-from ostro.core.engine.build import draft_model, make_ready
-from ostro.core.engine.draft_model import DraftModel
 from ostro.core.engine.engine import Engine
+from ostro.core.engine.proposers.draft_model import DraftModel
 from ostro.core.engine.speculation import DraftRequest
+from ostro.core.engine.startup.build import draft_model, make_ready
 from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.plugins.manager import PluginManager
 from ostro.plugins.conformance.parity import Subject, subject

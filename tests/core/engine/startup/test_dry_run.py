@@ -17,12 +17,12 @@ import torch
 from tiny.bert import make_bert
 from tiny.model import make_model
 
-from ostro.core.engine import compilation, profile, start
-from ostro.core.engine.build import draft_model, make_ready, warm_up
-from ostro.core.engine.compilation import compile_kernels, run_all, run_smallest
 from ostro.core.engine.draft_length import StepCosts
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.graphs import DryGraphs
+from ostro.core.engine.startup import compilation, profile, start
+from ostro.core.engine.startup.build import draft_model, make_ready, warm_up
+from ostro.core.engine.startup.compilation import compile_kernels, run_all, run_smallest
 from ostro.core.load.model import LoadedModel
 from ostro.core.messages.commands import ModelSpec
 from ostro.core.messages.requests import Sampling, TokenRequest
@@ -32,7 +32,7 @@ from ostro.plugins.conformance.parity import Subject
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 DECODES = (8, 4, 2, 1)
-COMPILER = "ostro.core.engine.kernel_compiler"
+COMPILER = "ostro.core.engine.startup.kernel_compiler"
 
 Steps = Callable[[], object]
 

@@ -14,19 +14,19 @@ import torch
 
 from ostro.core.adapters.pool import AdapterPool
 from ostro.core.cache import CacheKind, CacheSpec
-from ostro.core.engine.adapters import build_adapter_pool, build_registry, reserve
 from ostro.core.engine.blocks import BlockManager, BlockPool, CacheGroup
 from ostro.core.engine.buckets import PROMPT_ROWS
-from ostro.core.engine.build_speculation import build_speculation
 from ostro.core.engine.draft_length import MAX_ROWS as ROWS_WITH_DRAFTS
-from ostro.core.engine.draft_model import DraftModel
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.graphs import Graphs
-from ostro.core.engine.memory import BLOCK, budget, largest_context, most_bytes, plan_blocks
 from ostro.core.engine.pooling import PoolingEngine
+from ostro.core.engine.proposers.build_speculation import build_speculation
+from ostro.core.engine.proposers.draft_model import DraftModel
 from ostro.core.engine.runner import ModelRunner
 from ostro.core.engine.sampler import Sampler
 from ostro.core.engine.scheduler import Scheduler
+from ostro.core.engine.startup.adapters import build_adapter_pool, build_registry, reserve
+from ostro.core.engine.startup.memory import BLOCK, budget, largest_context, most_bytes, plan_blocks
 from ostro.core.engine.vocabulary import read_vocabulary
 from ostro.core.errors import CheckpointError, Unsupported, UsageError
 from ostro.core.failure import Failures

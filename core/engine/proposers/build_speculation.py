@@ -8,10 +8,10 @@ from typing import cast
 import torch
 
 from ostro.core.device import format_bytes
-from ostro.core.engine.assistant import AssistantProposer
 from ostro.core.engine.blocks import BlockManager, CacheGroup
-from ostro.core.engine.draft_model import DraftModel, check_vocabularies, draft_settings
-from ostro.core.engine.multi_token import MultiTokenProposer
+from ostro.core.engine.proposers.assistant import AssistantProposer
+from ostro.core.engine.proposers.draft_model import DraftModel, check_vocabularies, draft_settings
+from ostro.core.engine.proposers.multi_token import MultiTokenProposer
 from ostro.core.engine.runner import ModelRunner
 from ostro.core.engine.sampler import Sampler
 from ostro.core.engine.speculation import Proposer, Speculation

@@ -11,9 +11,9 @@ import torch
 
 from ostro.core.adapters.pool import AdapterPool
 from ostro.core.device import format_bytes, return_memory
-from ostro.core.engine.build import ROWS, build_engine, draft_model, probe_token
-from ostro.core.engine.compilation import compile_kernels, uncaptured
 from ostro.core.engine.engine import Engine
+from ostro.core.engine.startup.build import ROWS, build_engine, draft_model, probe_token
+from ostro.core.engine.startup.compilation import compile_kernels, uncaptured
 from ostro.core.errors import InsufficientMemory
 from ostro.core.load.model import LoadedModel
 from ostro.core.messages.requests import Sampling, TokenRequest
