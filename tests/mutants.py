@@ -198,8 +198,8 @@ CORE: Mapping[str, Mapping[str, Change]] = {
             "return compile_launched(steps) >= 0",
         ),
         "costs-of-steps-are-those-of-the-dry-run": (
-            "        if speculation is not None:",
-            "        if speculation is None:",
+            "        if (speculation := engine.scheduler.speculation) is not None:",
+            "        if (speculation := engine.scheduler.speculation) is None:",
         ),
         "buckets-of-the-dry-run-stay": ("            runner.close()", "            pass"),
     },
@@ -236,6 +236,10 @@ CORE: Mapping[str, Mapping[str, Change]] = {
         "choices-share-one-seed": (
             "seed=(seed + index) & (2**63 - 1),",
             "seed=seed & (2**63 - 1),",
+        ),
+        "a-draft-model-keeps-its-captured-steps": (
+            "        for runner in self.runners:",
+            "        for runner in self.runners[:1]:",
         ),
         "one-token-beyond-the-limit": (
             "if generated >= sequence.limit:",
@@ -373,6 +377,10 @@ CORE: Mapping[str, Mapping[str, Change]] = {
             "group.kind.device != draft.device",
             "group.kind.device is None",
         ),
+        "a-plain-class-gets-no-methods": (
+            "return type(kind.__name__, (kind, Proposer), names)",
+            "return kind",
+        ),
     },
     "core/engine/computed_rows.py": {
         "a-head-reads-the-memory-of-a-graph": (
@@ -398,6 +406,10 @@ CORE: Mapping[str, Mapping[str, Change]] = {
         "a-sequence-ignores-the-drafts-of-those-before": (
             "Acceptance(self.typical.rate)",
             "Acceptance()",
+        ),
+        "the-rows-of-an-ended-sequence-stay-with-the-proposer": (
+            "                self.begin(rows.sequence)",
+            "                pass",
         ),
         "proposed-tokens-are-not-checked": (
             "valid = all(0 <= token < self.vocab for",

@@ -12,7 +12,7 @@ from ostro.core.engine.engine import Engine
 from ostro.core.engine.runner import ModelRunner
 from ostro.core.engine.scheduler import Chunk
 from ostro.core.engine.standalone import standalone_sequence
-from ostro.core.engine.startup.build import probe_token
+from ostro.core.engine.startup.warm_up import probe_token
 from ostro.core.ops import Op
 
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ostro.core.engine.engine import Engine
-from ostro.core.engine.startup.build import ROWS, ready_engine
-from ostro.core.engine.startup.memory import BLOCK
+from ostro.core.engine.startup.build import ready_engine
+from ostro.core.engine.startup.memory import BLOCK, ROWS
 from ostro.core.engine.startup.start import open_weights
 from ostro.core.errors import UsageError
 from ostro.core.load.model import LoadedModel

@@ -26,7 +26,7 @@ from transformers.generation.candidate_generator import SinglePositionMultiToken
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.proposers.assistant import AssistantProposer
 from ostro.core.engine.speculation import DraftRequest
-from ostro.core.engine.startup.build import make_ready
+from ostro.core.engine.startup.warm_up import make_ready
 from ostro.core.load.model import LoadedModel, load_model
 from ostro.core.records import Settings
 from ostro.plugins.conformance.parity import Subject, deviation, reinitialise

@@ -21,20 +21,13 @@ from ostro.core.engine.models.multi_model import MultiModelEngine
 from ostro.core.engine.pooling import PoolingEngine
 from ostro.core.engine.proposers.build_speculation import draft_model_settings, no_speculator
 from ostro.core.engine.startup.adapters import build_registry
-from ostro.core.engine.startup.build import (
-    build_engine,
-    cache_needs,
-    make_pooling_ready,
-    make_ready,
-    probe_prompt,
-    refresh,
-    reserve_adapters,
-    warm_up,
-)
+from ostro.core.engine.startup.build import build_engine, refresh, reserve_adapters
+from ostro.core.engine.startup.caches import cache_needs
 from ostro.core.engine.startup.calibration import open_probe
 from ostro.core.engine.startup.compilation import compile_entry, compile_kernels
 from ostro.core.engine.startup.memory import cache_budgets, check_weights
 from ostro.core.engine.startup.profile import small_engine, step_bytes
+from ostro.core.engine.startup.warm_up import make_pooling_ready, make_ready, probe_prompt, warm_up
 from ostro.core.errors import ModelNotFound, PluginError
 from ostro.core.failure import Failures
 from ostro.core.load.describe import ModelOutline

@@ -19,7 +19,7 @@ from ostro.architectures.qwen3_next import TINY as QWEN3_NEXT
 from ostro.core.engine.buckets import POISON
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.graphs import Graphs
-from ostro.core.engine.startup.build import make_ready
+from ostro.core.engine.startup.warm_up import make_ready
 from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.placement.segments import (
     ORDER,

@@ -25,8 +25,8 @@ from tokenizers import Tokenizer, decoders, models
 
 from ostro.core.engine.processors import Processors
 from ostro.core.engine.proposers.assistant import AssistantProposer
-from ostro.core.engine.startup.build import make_ready
 from ostro.core.engine.startup.start import open_weights
+from ostro.core.engine.startup.warm_up import make_ready
 from ostro.core.errors import UsageError
 from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.plugins.manager import PluginManager
