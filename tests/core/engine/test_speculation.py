@@ -12,7 +12,7 @@ from ostro.core.engine.buckets import Bucket, DecodeBucket
 from ostro.core.engine.draft_length import MAX_DRAFTS, MAX_ROWS, StepCosts
 from ostro.core.engine.processors import Processors
 from ostro.core.engine.proposers.build_speculation import complete
-from ostro.core.engine.speculation import DraftRequest, Proposer
+from ostro.core.engine.speculation import ComputedRows, DraftRequest, Proposer
 from ostro.core.engine.standalone import standalone_sequence
 from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.ops.attention import AttentionMetadata
@@ -305,6 +305,31 @@ def test_a_proposer_that_fails_is_turned_off(
         assert f"{__name__}.Broken.propose returned" in caplog.text
         assert "lists of token ids within 0.." in caplog.text
     assert engine.stats().blocks_used == 0
+
+
+class Reader(Oracle):
+    """Notes the sampler rows of the sequences that it observes, and of those that are released."""
+
+    reads_hidden = True
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.observed, self.released = list[int](), list[int]()
+
+    def observe(self, computed: Sequence[ComputedRows]) -> None:
+        self.observed += [rows.sequence.row for rows in computed]
+
+    def release(self, row: int) -> None:
+        self.released.append(row)
+
+
+def test_observed_sequences_are_released_without_a_proposal(llama: Subject) -> None:
+    engine, reader = llama.engine(), Reader()
+    speculating(engine, reader)
+    engine.runner.keeps_hidden = True
+    run(engine, requests_of(llama, max_tokens=1)[:1])
+    assert reader.observed and not reader.counts
+    assert {*reader.released} == {*reader.observed}
 
 
 class Plain:
