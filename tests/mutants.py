@@ -192,18 +192,18 @@ CORE: Mapping[str, Mapping[str, Change]] = {
             "if self.captured_changes < 0:",
         ),
     },
-    "core/engine/compilation.py": {
+    "core/engine/startup/compilation.py": {
         "all-steps-run-whatever-the-cache-has": (
             "return compile_launched(steps) > 0",
             "return compile_launched(steps) >= 0",
         ),
         "costs-of-steps-are-those-of-the-dry-run": (
-            "        if speculation is not None:",
-            "        if speculation is None:",
+            "        if (speculation := engine.scheduler.speculation) is not None:",
+            "        if (speculation := engine.scheduler.speculation) is None:",
         ),
         "buckets-of-the-dry-run-stay": ("            runner.close()", "            pass"),
     },
-    "core/engine/kernel_compiler.py": {
+    "core/engine/startup/kernel_compiler.py": {
         "memory-is-not-zero": ("            out.zero_()", "            pass"),
         "autotuner-measures-nothing": ("        if is_autotuned():", "        if False:"),
         "devices-share-a-kernel": (
@@ -236,6 +236,10 @@ CORE: Mapping[str, Mapping[str, Change]] = {
         "choices-share-one-seed": (
             "seed=(seed + index) & (2**63 - 1),",
             "seed=seed & (2**63 - 1),",
+        ),
+        "a-draft-model-keeps-its-captured-steps": (
+            "        for runner in self.runners:",
+            "        for runner in self.runners[:1]:",
         ),
         "one-token-beyond-the-limit": (
             "if generated >= sequence.limit:",
@@ -318,7 +322,7 @@ CORE: Mapping[str, Mapping[str, Change]] = {
             "self.step_rows = rows",
         ),
     },
-    "core/engine/draft_model.py": {
+    "core/engine/proposers/draft_model.py": {
         "rejected-drafts-stay-in-the-cache-of-the-draft-model": (
             "if draft != token or computed == own.computed:",
             "if computed == own.computed:",
@@ -358,7 +362,7 @@ CORE: Mapping[str, Mapping[str, Change]] = {
             "self.rate += 0",
         ),
     },
-    "core/engine/assistant.py": {
+    "core/engine/proposers/assistant.py": {
         "an-assistant-is-at-the-position-of-the-row-before": (
             "replace(c, start=c.start + 1)",
             "replace(c, start=c.start)",
@@ -368,10 +372,14 @@ CORE: Mapping[str, Mapping[str, Change]] = {
             "or last > self.context",
         ),
     },
-    "core/engine/build_speculation.py": {
+    "core/engine/proposers/build_speculation.py": {
         "an-assistant-reads-the-cache-of-another-device": (
             "group.kind.device != draft.device",
             "group.kind.device is None",
+        ),
+        "a-plain-class-gets-no-methods": (
+            "return type(kind.__name__, (kind, Proposer), names)",
+            "return kind",
         ),
     },
     "core/engine/computed_rows.py": {
@@ -380,7 +388,7 @@ CORE: Mapping[str, Mapping[str, Change]] = {
             "hidden = hidden",
         ),
     },
-    "core/engine/multi_token.py": {
+    "core/engine/proposers/multi_token.py": {
         "rows-of-rejected-drafts-are-computed": (
             "self.cut(start)",
             "pass",
@@ -398,6 +406,10 @@ CORE: Mapping[str, Mapping[str, Change]] = {
         "a-sequence-ignores-the-drafts-of-those-before": (
             "Acceptance(self.typical.rate)",
             "Acceptance()",
+        ),
+        "the-rows-of-an-ended-sequence-stay-with-the-proposer": (
+            "                self.begin(rows.sequence)",
+            "                pass",
         ),
         "proposed-tokens-are-not-checked": (
             "valid = all(0 <= token < self.vocab for",

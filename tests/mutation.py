@@ -56,7 +56,7 @@ OTHERS: Mapping[str, Sequence[str]] = {
     "architectures/deepseek_v2": ["tests/architectures/test_deepseek_v3.py"],
     "architectures/dia": ["tests/plugins/pipelines/test_speech.py"],
     "architectures/flux": ["tests/plugins/pipelines/test_image.py"],
-    "architectures/gemma4_assistant": ["tests/core/engine/test_assistant.py"],
+    "architectures/gemma4_assistant": ["tests/core/engine/proposers/test_assistant.py"],
     "architectures/whisper": ["tests/plugins/pipelines/transcription"],
     "core/adapters": ["tests/core/engine/scheduler", "tests/adapters/test_parity.py"],
     "core/cache.py": ["tests/plugins/caches", "tests/core/engine"],

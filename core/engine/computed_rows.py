@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 from torch import Tensor
 
-from ostro.core.engine.runner import LaunchedStep
-from ostro.core.engine.sequence import Sequence
+from ostro.core.engine.scheduler import Chunk
+from ostro.core.engine.speculation import ComputedRows
 
 
-@dataclass
-class ComputedRows:
-    """The hidden states [n, d] of the rows of a sequence from place `start` on, drafts included.
-
-    is_prompt: they are those of a prompt.
-    """
-
-    sequence: Sequence
-    start: int
-    hidden: Tensor
-    is_prompt: bool
-
-
-def computed_rows(launched: LaunchedStep) -> Iterator[ComputedRows]:
-    """The rows of each sequence in a launched step, whose hidden states are taken from it."""
-    hidden, launched.hidden = launched.hidden, None
+def computed_rows(chunks: Sequence[Chunk], hidden: Tensor | None) -> Iterator[ComputedRows]:
+    """The rows of each sequence in a launched step; none without its hidden states."""
     if hidden is None:
         return
     hidden = hidden.clone()  # a captured step writes to the same memory again
-    chunks = launched.plan.chunks
     starts = [i for i, chunk in enumerate(chunks) if chunk.draft is None]
     ends = [0, *accumulate(chunk.count for chunk in chunks)]
     for first, stop in zip(starts, [*starts[1:], len(chunks)], strict=True):

@@ -22,6 +22,7 @@ from ostro.core.adapters.pool import NOTHING
 from ostro.core.adapters.registry import Registry
 from ostro.core.device import DeviceToHostCopy
 from ostro.core.engine.blocks import BlockManager, next_key, seed_key
+from ostro.core.engine.computed_rows import computed_rows
 from ostro.core.engine.runner import LaunchedStep, ModelRunner
 from ostro.core.engine.sampler import SamplerOutput, has_dry, read_logprobs
 from ostro.core.engine.scheduler import Chunk, Scheduler, StepPlan, accept
@@ -53,12 +54,15 @@ class Engine:
         prefix_cache: bool = True,
         registry: Registry | None = None,
         failures: Failures = PLAIN,
+        draft_runner: ModelRunner | None = None,
     ) -> None:
         """`identity` identifies the weights and the K/V dtype and is part of every block key. `lag`
         is the number of steps that stay in flight after a pass. `registry` counts the users of
-        adapters. `failures` converts exceptions to errors of requests.
+        adapters. `failures` converts exceptions to errors of requests. `draft_runner` is that of a
+        draft model with a cache of its own.
         """
-        self.runner, self.scheduler = runner, scheduler
+        self.runner, self.draft_runner, self.scheduler = runner, draft_runner, scheduler
+        self.runners = [runner] if draft_runner is None else [runner, draft_runner]
         self.vocab, self.context, self.eos_ids = vocab, context, frozenset(eos_ids)
         self.lag, self.identity, self.prefix_cache = lag, identity, prefix_cache
         self.registry, self.failures = registry, failures
@@ -339,7 +343,8 @@ class Engine:
         if launched.drawn is None and (launched.drawing or not plan.chunks):
             return False
         if (speculation := self.scheduler.speculation) is not None:
-            speculation.observe(launched, (chunk.sequence for chunk in plan.chunks))
+            speculation.observe(computed_rows(plan.chunks, launched.hidden))
+            launched.hidden = None
         for chunk in launched.drawing:
             chunk.sequence.pending += chunk.draft is None
         self.in_flight.append(launched)
@@ -517,7 +522,8 @@ class Engine:
         for id in list(self.live):
             self.abort(id)
         self.in_flight.clear()
-        self.runner.close()
+        for runner in self.runners:
+            runner.close()
         if self.registry is not None:
             self.registry.close()
 

@@ -15,12 +15,15 @@ accepted draft takes the place of the sequence's newest one.
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from operator import index
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
+
+from torch import Tensor
 
 from ostro.core.engine.draft_length import MAX_DRAFTS, TYPICAL_WEIGHT, Acceptance, StepCosts
 from ostro.core.engine.sampler import has_dry, has_penalties
@@ -45,17 +48,42 @@ class DraftRequest:
     started: bool
 
 
-class Proposer(Protocol):
-    """The protocol of the class that a `Speculator` record names.
+@dataclass
+class ComputedRows:
+    """The hidden states [n, d] of the rows of a sequence from place `start` on, drafts included.
 
-    It is created with the number of rows and the width of the logits. A class may also have
-    `release(row)`, which is called when the sequence of a row ends or is preempted.
+    is_prompt: they are those of a prompt.
     """
 
-    def __init__(self, rows: int, vocab: int) -> None: ...
+    sequence: Sequence
+    start: int
+    hidden: Tensor
+    is_prompt: bool
 
+
+class Proposer(ABC):
+    """Proposes tokens that may follow those of running sequences.
+
+    The class that a `Speculator` record names is created with the number of rows, the most running
+    sequences, and the width of the logits. It should derive from this class; one that does not gets
+    the methods that it lacks. All methods run in the engine's loop between two steps. If one raises
+    an exception, it is logged, and the proposer is not called again.
+    """
+
+    reads_hidden = False
+    """Whether steps keep the hidden states of the model for `observe`."""
+
+    @abstractmethod
     def propose(self, requests: Rows[DraftRequest]) -> Rows[Rows[int]]:
-        """The drafts of each request, possibly none. Runs in the engine's loop."""
+        """The drafts of each request, possibly none."""
+
+    def observe(self, computed: Rows[ComputedRows]) -> None:
+        """Take note of the rows of a launched step; called with `reads_hidden` alone."""
+        return
+
+    def release(self, row: int) -> None:
+        """Forget the sequence of a row, which ends or is preempted."""
+        return
 
 
 class Speculation:
@@ -67,13 +95,11 @@ class Speculation:
         rows: int,
         vocab: int,
         explain: Callable[[BaseException], str] = reason,
-        observe: Callable[[Any], None] | None = None,
     ) -> None:
         """rows: the most running sequences. vocab: the width of the logits. explain: one line about
-        an exception of the proposer. observe: its method that is called with each launched step.
+        an exception of the proposer.
         """
         self.proposer, self.vocab, self.explain = proposer, vocab, explain
-        self.observer = observe
         self.costs = StepCosts()
         self.typical = Acceptance(weight=TYPICAL_WEIGHT)  # with which a sequence begins
         self.acceptance = [Acceptance()] * rows
@@ -125,14 +151,15 @@ class Speculation:
             self.typical.decay()
         return not self.asked[row]
 
-    def observe(self, launched: Any, sequences: Iterable[Sequence]) -> None:
-        """Show the proposer a launched step of these sequences, if it observes steps."""
-        if self.observer is None or self.failed:
+    def observe(self, computed: Iterable[ComputedRows]) -> None:
+        """Show the proposer the rows of a launched step, if it reads them."""
+        if not self.proposer.reads_hidden or self.failed:
             return
-        for sequence in sequences:
-            self.begin(sequence)
         try:
-            self.observer(launched)
+            observed = list(computed)
+            for rows in observed:
+                self.begin(rows.sequence)
+            self.proposer.observe(observed)
         except Exception as error:
             self.turn_off(error)
 
@@ -214,11 +241,10 @@ class Speculation:
         if row < 0 or self.sequences[row] is None:
             return
         self.sequences[row] = None
-        release = getattr(self.proposer, "release", None)
-        if release is None or self.failed:
+        if self.failed:
             return
         try:
-            release(row)
+            self.proposer.release(row)
         except Exception as error:
             self.turn_off(error)
 

@@ -46,7 +46,7 @@ from ostro.core.records import Import, Settings, resolve
 from ostro.core.threads import THREADS
 
 log = logging.getLogger(__name__)
-ENGINE: Import = "ostro.core.engine.start:open_engine"
+ENGINE: Import = "ostro.core.engine.startup.start:open_engine"
 """The default engine of a child: `open_engine(models, plugins, report)` returns an engine that is
 warmed up, and the lines of `--explain`."""
 BUFFER = 1 << 20

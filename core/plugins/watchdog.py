@@ -20,9 +20,9 @@ CHECK_SECONDS = 1
 NOTICES = (10, 60)
 """Seconds of one call after which it is logged."""
 LONG_CALLS = (
-    "ostro.core.engine.compilation.",
+    "ostro.core.engine.startup.compilation.",
     "ostro.core.engine.graphs.Graphs.capture",
-    "ostro.core.engine.start.",
+    "ostro.core.engine.startup.start.",
     "ostro.core.native.library.",
     "torch._dynamo.",
     "torch._inductor.",

@@ -24,7 +24,7 @@ from ostro.core.collection import collection_off
 from ostro.core.device import current_device
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.runner import ModelRunner
-from ostro.core.engine.start import open_engine
+from ostro.core.engine.startup.start import open_engine
 from ostro.core.errors import UsageError
 from ostro.core.messages.commands import ModelSpec
 from ostro.core.ops.launch import Key, override_lookup

@@ -8,11 +8,11 @@ from typing import Any
 
 from torch.nn import Module
 
-from ostro.core.engine.build import probe_token
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.runner import ModelRunner
 from ostro.core.engine.scheduler import Chunk
 from ostro.core.engine.standalone import standalone_sequence
+from ostro.core.engine.startup.warm_up import probe_token
 from ostro.core.ops import Op
 
 

@@ -13,8 +13,8 @@ from itertools import product
 from time import monotonic
 
 from ostro.core.cpu import core_count
-from ostro.core.engine.model_engines import ModelEngines
-from ostro.core.engine.start import open_engine
+from ostro.core.engine.models.model_engines import ModelEngines
+from ostro.core.engine.startup.start import open_engine
 from ostro.core.errors import OstroError, UsageError
 from ostro.core.messages.commands import ModelSpec
 from ostro.core.plugins.manager import PluginManager

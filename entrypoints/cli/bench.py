@@ -169,7 +169,7 @@ def check_target(args: argparse.Namespace) -> None:
 
 
 def local(args: argparse.Namespace, counts: list[int], depths: list[int]) -> list[Any]:
-    from ostro.core.engine.start import open_engine
+    from ostro.core.engine.startup.start import open_engine
     from ostro.core.messages.commands import ModelSpec
     from ostro.core.plugins.manager import PluginManager
     from ostro.entrypoints.bench.local import measure

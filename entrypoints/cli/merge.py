@@ -69,7 +69,7 @@ def write(
     Raises AdapterError for an adapter that cannot be merged.
     """
     from ostro.core.adapters.loader import locate, read_weights
-    from ostro.core.engine.calibration import open_probe
+    from ostro.core.engine.startup.calibration import open_probe
     from ostro.core.load.open import find
     from ostro.core.load.planning import plan_model
     from ostro.core.paths import refuse_existing

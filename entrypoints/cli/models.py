@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 def explain(args: argparse.Namespace, plugins: PluginManager) -> int:
     """Load a model and show its layers; after Ctrl-C, the formats that a search chose so far."""
-    from ostro.core.engine.start import open_weights
+    from ostro.core.engine.startup.start import open_weights
     from ostro.core.load.planning import PlanInterrupted
     from ostro.entrypoints.cli.stages import stages
     from ostro.entrypoints.sampling_defaults import sampling_defaults

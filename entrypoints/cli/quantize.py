@@ -94,7 +94,7 @@ def write(
 
 def plan(settings: Settings, plugins: PluginManager, allow_requantize: bool) -> ModelOutline:
     """The outline of the model, with the format of every weight."""
-    from ostro.core.engine.calibration import open_probe
+    from ostro.core.engine.startup.calibration import open_probe
     from ostro.core.load.describe import outline
     from ostro.core.load.open import find
     from ostro.core.load.planning import choose_formats

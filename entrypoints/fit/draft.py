@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 
 from ostro.core.cache import CacheKind
-from ostro.core.engine.build_speculation import draft_model_settings, no_speculator
+from ostro.core.engine.proposers.build_speculation import draft_model_settings, no_speculator
 from ostro.core.errors import ModelNotFound
 from ostro.core.load.describe import ModelOutline, outline
 from ostro.core.load.open import find

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ostro.core.device import free_bytes
-from ostro.core.engine.memory import largest_context
+from ostro.core.engine.startup.memory import largest_context
 from ostro.core.load.describe import ModelOutline, outline
 from ostro.core.load.open import title_of
 from ostro.core.load.sizes import Sizes

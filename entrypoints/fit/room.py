@@ -11,8 +11,8 @@ import torch
 
 from ostro.core.cache import CacheKind
 from ostro.core.device import parse_size
-from ostro.core.engine.build import QUANTIZED_KV, ROWS, cache_kinds
-from ostro.core.engine.memory import BLOCK, SHARE, plan_blocks
+from ostro.core.engine.startup.caches import QUANTIZED_KV, cache_kinds
+from ostro.core.engine.startup.memory import BLOCK, ROWS, SHARE, plan_blocks
 from ostro.core.errors import InsufficientMemory, Unsupported
 from ostro.core.load.describe import ModelOutline, choose_context
 from ostro.core.load.model import LoadedModel

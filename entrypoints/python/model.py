@@ -77,7 +77,7 @@ class LocalModel(LocalPipelines):
         self, model: ServedModel, plugins: PluginManager, progress: ProgressCallback | None = None
     ) -> None:
         """Load the weights of a model. Raises an OstroError if they cannot be loaded."""
-        from ostro.core.engine.start import open_engine
+        from ostro.core.engine.startup.start import open_engine
 
         report = progress or (lambda what, done, total: None)
         engine, _ = open_engine([model.load], plugins, report, warm=False)
@@ -391,7 +391,7 @@ class LocalModel(LocalPipelines):
         `quant` and `topology` are as in `Settings`; without both, use the checkpoint's formats.
         Raises UsageError while a stream is open, and for unknown formats.
         """
-        from ostro.core.engine.start import change_formats
+        from ostro.core.engine.startup.start import change_formats
 
         self.check_open()
         if self.local.received:

@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ostro.core.engine.build import ROWS, ready_engine
 from ostro.core.engine.engine import Engine
-from ostro.core.engine.memory import BLOCK
-from ostro.core.engine.start import open_weights
+from ostro.core.engine.startup.build import ready_engine
+from ostro.core.engine.startup.memory import BLOCK, ROWS
+from ostro.core.engine.startup.start import open_weights
 from ostro.core.errors import UsageError
 from ostro.core.load.model import LoadedModel
 from ostro.core.plugins.manager import PluginManager

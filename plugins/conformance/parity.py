@@ -18,8 +18,8 @@ from torch import Tensor
 from ostro.core.adapters.adapter import EMPTY, Mixture
 from ostro.core.adapters.pool import NOTHING, MixtureLease
 from ostro.core.config import ModelConfig
-from ostro.core.engine.build import build_engine
 from ostro.core.engine.engine import Engine, rekey_media
+from ostro.core.engine.startup.build import build_engine
 from ostro.core.load.model import LoadedModel, load_model
 from ostro.core.load.names import Names
 from ostro.core.media.inputs import Inputs

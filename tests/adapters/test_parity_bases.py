@@ -24,7 +24,7 @@ import test_gguf_more
 from tiny.trained import BAR, FELT, RED, Served, compare, distance, train
 
 from ostro.core.config import ModelConfig
-from ostro.core.engine.build import refresh
+from ostro.core.engine.startup.build import refresh
 from ostro.core.load.model import LoadedModel, requantize
 from ostro.core.load.weights import slots
 from ostro.core.nn import Embedding, Linear, Model

@@ -22,7 +22,7 @@ from ostro.architectures.flux.model import unpack
 from ostro.core.adapters.registry import Registry
 from ostro.core.device import free_bytes
 from ostro.core.engine.jobs import JobEngine
-from ostro.core.engine.start import build_entries, build_pooling_engine
+from ostro.core.engine.startup.start import build_entries, build_pooling_engine
 from ostro.core.load.model import load_model
 from ostro.core.messages.commands import ModelSpec
 from ostro.core.messages.requests import JobRequest, PoolingRequest

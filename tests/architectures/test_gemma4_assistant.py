@@ -1,6 +1,6 @@
 """Gemma 4's assistants: their files and configs, and the models that they are refused for.
 
-`tests/core/engine/test_assistant.py` compares their drafts with transformers.
+`tests/core/engine/proposers/test_assistant.py` compares their drafts with transformers.
 """
 
 from __future__ import annotations

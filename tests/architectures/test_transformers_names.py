@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ostro.core.adapters.targets import TargetResolver
-from ostro.core.engine.build import build_engine
+from ostro.core.engine.startup.build import build_engine
 from ostro.core.errors import CheckpointError, OstroError, Unsupported
 from ostro.core.load.model import LoadedModel, load_model
 from ostro.core.nn import ExpertLinear

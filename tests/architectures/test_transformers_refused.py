@@ -15,7 +15,7 @@ import torch
 import transformers
 from tiny.model import make_gguf, make_model
 
-from ostro.core.engine.build import build_engine
+from ostro.core.engine.startup.build import build_engine
 from ostro.core.errors import CheckpointError, ConfigError, OstroError, Unsupported
 from ostro.core.errors import UnsupportedArchitecture as Unclaimed
 from ostro.core.load.model import LoadedModel, load_model

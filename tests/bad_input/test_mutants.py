@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 import torch
 
-from ostro.core.engine.build import build_engine
+from ostro.core.engine.startup.build import build_engine
 from ostro.core.errors import OstroError
 from ostro.core.load.model import load_model
 from ostro.core.load.quantize import makers

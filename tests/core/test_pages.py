@@ -45,7 +45,7 @@ def test_the_page_of_the_engine_names_every_file(folder: str) -> None:
     """Names with a path are of files elsewhere, those without one of the folder."""
     page = (ROOT / "docs" / "engine.md").read_text()
     [section] = re.findall(rf"^## {folder}\n(.+?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
-    files = {file.name for file in (ROOT / folder).glob("*.py")} - {"__init__.py"}
+    files = {file.name for file in (ROOT / folder).rglob("*.py")} - {"__init__.py"}
     assert set(re.findall(r"`([a-z_]+\.py)`", section)) == files
 
 

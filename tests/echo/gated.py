@@ -11,8 +11,8 @@ from typing import Any
 from ostro.core.adapters.adapter import LoadedAdapter
 from ostro.core.adapters.registry import Registry
 from ostro.core.adapters.store import AdapterStore
-from ostro.core.engine.model_engines import ModelEngines
-from ostro.core.engine.multi_model import MultiModelEngine
+from ostro.core.engine.models.model_engines import ModelEngines
+from ostro.core.engine.models.multi_model import MultiModelEngine
 from ostro.core.errors import AdapterError
 from ostro.core.messages.commands import FromEngine, ModelSpec
 from ostro.core.messages.outputs import Stats

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from tiny.model import make_tokenizer
 
 import ostro
-from ostro.core.engine.build import build_engine
+from ostro.core.engine.startup.build import build_engine
 from ostro.core.errors import CheckpointError, OstroError, UsageError
 from ostro.core.load.model import load_model
 from ostro.core.load.planning import plan_model

@@ -15,9 +15,9 @@ from time import perf_counter
 
 from gpu.compiled_model import compiled_model
 
-from ostro.core.engine import build
-from ostro.core.engine.compilation import run_all
-from ostro.core.engine.kernel_compiler import compile_launched
+from ostro.core.engine.startup import warm_up
+from ostro.core.engine.startup.compilation import run_all
+from ostro.core.engine.startup.kernel_compiler import compile_launched
 from ostro.plugins.conformance.kernels import fill_memory
 
 SHAPE = {
@@ -38,8 +38,8 @@ def main(name: str, quant: str, how: str = "threads") -> None:
     ):
 
         def start() -> None:
-            build.make_ready(engine, loaded)
-            build.warm_up(engine)
+            warm_up.make_ready(engine, loaded)
+            warm_up.warm_up(engine)
 
         began, compiled = perf_counter(), 0
         if how == "threads":

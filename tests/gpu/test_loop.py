@@ -32,7 +32,7 @@ from torch import Tensor
 from ostro.core.adapters.adapter import EMPTY, Mixture
 from ostro.core.engine.buckets import Bucket, DecodeBucket, PromptBucket
 from ostro.core.engine.engine import Engine
-from ostro.core.engine.start import open_engine
+from ostro.core.engine.startup.start import open_engine
 from ostro.core.load.model import load_model
 from ostro.core.messages.commands import ModelSpec
 from ostro.core.messages.outputs import TokenOutput

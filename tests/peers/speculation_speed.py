@@ -36,7 +36,7 @@ from torch import Tensor
 
 import ostro
 from ostro.core.engine.engine import Engine
-from ostro.core.engine.start import open_engine
+from ostro.core.engine.startup.start import open_engine
 from ostro.core.load.weights import slots
 from ostro.core.messages.commands import ModelSpec
 from ostro.core.messages.requests import DEFAULT, Sampling, TokenRequest

@@ -65,7 +65,7 @@ from ostro.entrypoints.progress import loading
 with loading():
     import torch
     enter("import ostro")
-    import ostro.core.engine.start
+    import ostro.core.engine.startup.start
     from ostro.entrypoints.python.load import PluginManager, find_model, settings_of
     from ostro.entrypoints.python.model import LocalModel
     enter("find plugins, header, tokenizer")

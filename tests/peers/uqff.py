@@ -34,7 +34,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
-from ostro.core.engine.build import build_engine
+from ostro.core.engine.startup.build import build_engine
 from ostro.core.load.model import load_model
 from ostro.core.load.open import open_container
 from ostro.core.load.quantize import makers

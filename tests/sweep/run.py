@@ -23,7 +23,7 @@ import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 import ostro
-from ostro.core.engine.build import build_engine
+from ostro.core.engine.startup.build import build_engine
 from ostro.core.errors import OstroError
 from ostro.core.load.model import load_model
 from ostro.core.plugins.manager import PluginManager

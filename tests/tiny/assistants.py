@@ -23,10 +23,10 @@ from transformers import (
 )
 from transformers.generation.candidate_generator import SinglePositionMultiTokenCandidateGenerator
 
-from ostro.core.engine.assistant import AssistantProposer
-from ostro.core.engine.build import make_ready
 from ostro.core.engine.engine import Engine
+from ostro.core.engine.proposers.assistant import AssistantProposer
 from ostro.core.engine.speculation import DraftRequest
+from ostro.core.engine.startup.warm_up import make_ready
 from ostro.core.load.model import LoadedModel, load_model
 from ostro.core.records import Settings
 from ostro.plugins.conformance.parity import Subject, deviation, reinitialise

@@ -12,12 +12,12 @@ from unittest import mock
 
 import torch
 
-from ostro.core.engine import build
 from ostro.core.engine.buckets import PROMPT_ROWS
+from ostro.core.engine.startup import build, warm_up
 from ostro.core.messages.requests import Sampling
 from ostro.core.ops import Choice, Op, Target
 
-CASES = build.warm_up_cases
+CASES = warm_up.warm_up_cases
 
 
 def run_compiled(file: str, *arguments: str) -> list[str]:
@@ -43,7 +43,7 @@ def cuda_kernels() -> Iterator[None]:
 
     with (
         mock.patch.object(Op, "select", selected),
-        mock.patch.object(build, "warm_up_cases", cases),
+        mock.patch.object(warm_up, "warm_up_cases", cases),
         mock.patch.object(build, "MAX_REPLAYED_ROWS", PROMPT_ROWS[-1]),
     ):
         yield

@@ -8,7 +8,7 @@ from typing import Any
 from ostro.core.adapters.adapter import EMPTY, Mixture
 from ostro.core.engine.draft_length import StepCosts
 from ostro.core.engine.engine import Engine
-from ostro.core.engine.speculation import DraftRequest, Speculation
+from ostro.core.engine.speculation import DraftRequest, Proposer, Speculation
 from ostro.core.messages.requests import AdapterRef, Sampling, TokenRequest
 from ostro.plugins.conformance.parity import Subject
 from tiny.adapters import adapter
@@ -72,7 +72,7 @@ def whole(requests: Sequence[TokenRequest], found: Tokens) -> list[list[int]]:
     return [[*prompts[id], *tokens] for (id, _), tokens in found.items()]
 
 
-class Oracle:
+class Oracle(Proposer):
     """Proposes the tokens of known answers, and a wrong one at every `wrong`-th place."""
 
     def __init__(self, answers: Sequence[list[int]], wrong: int = 10**9) -> None:
@@ -101,7 +101,7 @@ def speculation_of(engine: Engine) -> Speculation:
     return speculation
 
 
-def speculating(engine: Engine, proposer: Any) -> Speculation:
+def speculating(engine: Engine, proposer: Proposer) -> Speculation:
     """The speculation of an engine with a proposer, whatever its steps cost."""
     speculation = Speculation(proposer, engine.scheduler.max_seqs, engine.vocab)
     speculation.costs = Free()

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ostro.core.engine.engine import Engine
-from ostro.core.engine.multi_token import MultiTokenProposer
+from ostro.core.engine.proposers.multi_token import MultiTokenProposer
 from ostro.core.engine.speculation import DraftRequest
 from ostro.core.plugins.manager import PluginManager
 from ostro.plugins.conformance.parity import Subject, deviation, reinitialise, subject

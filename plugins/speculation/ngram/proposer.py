@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ostro.pipelines import DraftRequest
+from ostro.pipelines import DraftRequest, Proposer
 
 SIZES = (4, 3, 2)
 """Lengths of the runs of tokens that are looked up, the longest first: it predicts best."""
@@ -17,7 +17,7 @@ Index = dict[tuple[int, ...], int]
 """Runs of tokens, and the position after their last occurrence."""
 
 
-class NgramProposer:
+class NgramProposer(Proposer):
     """Looks up the last tokens of a sequence in its earlier ones, in constant time per token."""
 
     def __init__(self, rows: int, vocab: int) -> None:

@@ -12,13 +12,14 @@ from tiny.loop import BLOCK, Room, cross, lora
 from tiny.sums import VOCAB, SumModel, runner_of, sum_pages
 
 from ostro.core.adapters.pool import NOTHING
-from ostro.core.engine import build
 from ostro.core.engine.blocks import BlockTable
 from ostro.core.engine.buckets import POISON, Bucket, DecodeBucket, PromptBucket
-from ostro.core.engine.build import captured_prompts, make_ready
 from ostro.core.engine.runner import ModelRunner
 from ostro.core.engine.scheduler import Chunk, StepPlan
 from ostro.core.engine.sequence import Sequence as TokenSequence
+from ostro.core.engine.startup import build
+from ostro.core.engine.startup.build import captured_prompts
+from ostro.core.engine.startup.warm_up import make_ready
 from ostro.core.messages.requests import TokenRequest
 from ostro.core.records import Settings
 from ostro.core.step import Features

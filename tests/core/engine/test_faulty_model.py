@@ -17,7 +17,7 @@ from pathlib import Path
 resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 import torch
-from ostro.core.engine.build import build_engine
+from ostro.core.engine.startup.build import build_engine
 from ostro.core.errors import OstroError
 from ostro.core.load.model import load_model
 from ostro.core.plugins.manager import PluginManager

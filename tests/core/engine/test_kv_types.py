@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ostro.core import nn
-from ostro.core.engine.build import QUANTIZED_KV
 from ostro.core.engine.engine import Engine
+from ostro.core.engine.startup.caches import QUANTIZED_KV
 from ostro.core.errors import Unsupported, UsageError
 from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.ops.kv_write.scaled import Scaled, narrow, widen

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from ostro.core.engine.model_loader import ModelLoader
+from ostro.core.engine.models.model_loader import ModelLoader
 from ostro.core.errors import UsageError
 from ostro.core.ipc.process import ProcessEngine
 from ostro.core.messages.commands import LoadModel, ModelSpec

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ostro.core.engine.build import make_ready
 from ostro.core.engine.engine import Engine
+from ostro.core.engine.startup.warm_up import make_ready
 from ostro.core.errors import PluginError
 from ostro.core.load.model import load_model
 from ostro.core.records import Settings

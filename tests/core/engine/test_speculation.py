@@ -11,7 +11,8 @@ from tiny.drafts import LENGTH, Oracle, Tokens, requests_of, run, speculating, w
 from ostro.core.engine.buckets import Bucket, DecodeBucket
 from ostro.core.engine.draft_length import MAX_DRAFTS, MAX_ROWS, StepCosts
 from ostro.core.engine.processors import Processors
-from ostro.core.engine.speculation import DraftRequest
+from ostro.core.engine.proposers.build_speculation import complete
+from ostro.core.engine.speculation import ComputedRows, DraftRequest, Proposer
 from ostro.core.engine.standalone import standalone_sequence
 from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.ops.attention import AttentionMetadata
@@ -258,7 +259,7 @@ def test_outputs_count_their_drafts(llama: Subject) -> None:
     assert stats.accepted_at[0] <= stats.proposals < stats.drafted_tokens
 
 
-class Broken:
+class Broken(Proposer):
     """A proposer that fails in one of its methods, after some proposals."""
 
     def __init__(self, fault: str, answers: Sequence[list[int]]) -> None:
@@ -304,6 +305,77 @@ def test_a_proposer_that_fails_is_turned_off(
         assert f"{__name__}.Broken.propose returned" in caplog.text
         assert "lists of token ids within 0.." in caplog.text
     assert engine.stats().blocks_used == 0
+
+
+class Reader(Oracle):
+    """Notes the sampler rows of the sequences that it observes, and of those that are released."""
+
+    reads_hidden = True
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.observed, self.released = list[int](), list[int]()
+
+    def observe(self, computed: Sequence[ComputedRows]) -> None:
+        self.observed += [rows.sequence.row for rows in computed]
+
+    def release(self, row: int) -> None:
+        self.released.append(row)
+
+
+def test_observed_sequences_are_released_without_a_proposal(llama: Subject) -> None:
+    engine, reader = llama.engine(), Reader()
+    speculating(engine, reader)
+    engine.runner.keeps_hidden = True
+    run(engine, requests_of(llama, max_tokens=1)[:1])
+    assert reader.observed and not reader.counts
+    assert {*reader.released} == {*reader.observed}
+
+
+class Plain:
+    """A proposer of a plugin that does not derive from `Proposer`."""
+
+    def __init__(self, rows: int, vocab: int) -> None:
+        super().__init__()
+        self.oracle, self.released, self.wrong = Oracle([]), list[int](), False
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
+        return [] if self.wrong else self.oracle.propose(requests)
+
+
+class PlainWithRelease(Plain):
+    def release(self, row: int) -> None:
+        self.released.append(row)
+
+
+@pytest.mark.parametrize("kind", [Plain, PlainWithRelease])
+def test_a_plain_class_may_propose(
+    llama: Subject, kind: type[Plain], caplog: pytest.LogCaptureFixture
+) -> None:
+    requests = requests_of(llama)
+    wanted = run(llama.engine(), requests)
+    engine = llama.engine()
+    proposer: Any = complete(kind)(engine.scheduler.max_seqs, engine.vocab)
+    proposer.oracle = Oracle(whole(requests, wanted))
+    speculation = speculating(engine, proposer)
+    assert run(engine, requests) == wanted
+    assert speculation.accepted and not speculation.failed
+    assert bool(proposer.released) == (kind is PlainWithRelease)
+    proposer.wrong = True
+    assert run(engine, requests) == wanted and speculation.failed
+    assert f"{__name__}.{kind.__name__}.propose returned" in caplog.text
+
+
+class Empty:
+    """A class without the one method that has no default."""
+
+    def __init__(self, rows: int, vocab: int) -> None:
+        self.rows = rows
+
+
+def test_a_class_without_proposals_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"abstract class Empty .* propose"):
+        complete(Empty)(1, 8)
 
 
 def test_proposals_that_cost_nothing_are_made_for_all(llama: Subject) -> None:

@@ -17,9 +17,9 @@ from ostro.architectures.llama.model import Block, Decoder
 from ostro.architectures.mixtral import TINY as MIXTRAL
 from ostro.architectures.qwen3_next import TINY as QWEN3_NEXT
 from ostro.core.engine.buckets import POISON
-from ostro.core.engine.build import make_ready
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.graphs import Graphs
+from ostro.core.engine.startup.warm_up import make_ready
 from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.placement.segments import (
     ORDER,

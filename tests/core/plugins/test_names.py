@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from ostro.core.commands import COMMANDS
-from ostro.core.engine.build_speculation import draft_model_settings, new_proposer
 from ostro.core.engine.processors import Processors
+from ostro.core.engine.proposers.build_speculation import draft_model_settings, new_proposer
 from ostro.core.errors import PluginError
 from ostro.core.load.quantize import check_conflicts
 from ostro.core.messages.requests import Sampling
@@ -165,6 +165,7 @@ def test_a_speculator_that_cannot_be_created_is_named(site: Site) -> None:
         "bad",
         "from ostro import Speculator\n"
         "class P:\n    def __init__(self, rows, vocab):\n        raise SystemExit(4)\n"
+        "    def propose(self, requests):\n        return []\n"
         "@hookimpl\ndef ostro_speculators():\n"
         "    yield Speculator(name='bad', proposer=f'{__name__}:P')\n",
     )

@@ -16,8 +16,8 @@ import pytest
 import torch
 from tiny.cuda_kernels import cuda_kernels
 
-from ostro.core.engine import build
 from ostro.core.engine.engine import Engine
+from ostro.core.engine.startup import build
 from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.ops import launch
 from ostro.core.ops.attention import triton as attention

@@ -17,9 +17,9 @@ from tiny.model import CONFIG, make_gguf, make_model, make_weights
 
 from ostro.architectures.mamba2 import WIDE as MAMBA2
 from ostro.architectures.mixtral import WIDE as MIXTRAL
-from ostro.core.engine.build import build_engine
 from ostro.core.engine.engine import Engine
-from ostro.core.engine.memory import SHARE
+from ostro.core.engine.startup.build import build_engine
+from ostro.core.engine.startup.memory import SHARE
 from ostro.core.load import weights
 from ostro.core.load.describe import DTYPES, cpu_has_bf16
 from ostro.core.load.model import LoadedModel, load_model

@@ -122,7 +122,7 @@ def test_a_model_of_text_takes_none(ostro, tiny: str, files: dict[str, str]) -> 
 def test_a_model_of_text_refuses_media_before_it_reads_weights(
     ostro, tiny: str, files: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ostro.core.engine.start.open_engine", None)
+    monkeypatch.setattr("ostro.core.engine.startup.start.open_engine", None)
     ran = ostro("run", tiny, "hello", files["a.png"])
     assert ran.code == Unsupported.exit_code and "accepts text only, not image" in ran.err
 

@@ -17,7 +17,7 @@ import transformers
 from safetensors.torch import save_file
 
 from ostro import Settings
-from ostro.core.engine.build import build_engine
+from ostro.core.engine.startup.build import build_engine
 from ostro.core.errors import ConfigError, ModelNotFound
 from ostro.core.load.model import LoadedModel, load_model
 from ostro.core.plugins.manager import PluginManager

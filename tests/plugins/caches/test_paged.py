@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ostro.core.cache import CacheSpec
-from ostro.core.engine.memory import plan_blocks
+from ostro.core.engine.startup.memory import plan_blocks
 from ostro.core.ops.attention import AttentionMetadata
 from ostro.core.ops.kv_write.naive import kv_write
 from ostro.plugins.caches.paged.kind import Cross, Paged, Pages

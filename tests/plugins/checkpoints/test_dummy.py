@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ostro.core.engine.build import build_engine
+from ostro.core.engine.startup.build import build_engine
 from ostro.core.errors import CheckpointError, UnsupportedArchitecture, UsageError
 from ostro.core.load.model import load_model
 from ostro.core.plugins.manager import PluginManager

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from ostro.core.engine.calibration import open_probe
+from ostro.core.engine.startup.calibration import open_probe
 from ostro.core.errors import UsageError
 from ostro.core.load.describe import outline
 from ostro.core.load.model import load_model

@@ -13,7 +13,7 @@ from unittest.mock import ANY, Mock
 import pytest
 import torch
 
-from ostro.core.engine.calibration import open_probe
+from ostro.core.engine.startup.calibration import open_probe
 from ostro.core.errors import UsageError
 from ostro.core.load.describe import outline
 from ostro.core.load.model import LoadedModel, load_model
@@ -161,7 +161,9 @@ def test_the_command_prints_them_as_a_table_and_exits_with_130(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ostro.core.engine.start.open_weights", Mock(side_effect=interrupted))
+    monkeypatch.setattr(
+        "ostro.core.engine.startup.start.open_weights", Mock(side_effect=interrupted)
+    )
     assert main(["models", "--explain", str(llama.folder), "--quant", "5bpw"]) == 130
     table = capsys.readouterr().out
     assert "Interrupted" in table and "model.layers.1.mlp.gate_up" in table

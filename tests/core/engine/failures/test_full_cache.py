@@ -10,8 +10,8 @@ from tiny.adapters import adapter, save
 from tiny.failing import LONG, MEAN, ask
 
 from ostro.core.engine.engine import Engine
-from ostro.core.engine.model_engines import ModelEngines
-from ostro.core.engine.multi_model import MultiModelEngine
+from ostro.core.engine.models.model_engines import ModelEngines
+from ostro.core.engine.models.multi_model import MultiModelEngine
 from ostro.core.engine.pooling import PoolingEngine
 from ostro.core.errors import OstroError, Overloaded, RequestError
 from ostro.core.messages.commands import Failed

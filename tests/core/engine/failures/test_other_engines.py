@@ -23,8 +23,8 @@ from tiny.model import make_model
 
 from ostro.core.adapters.adapter import LoadedAdapter, Mixture, WeightedAdapter
 from ostro.core.engine.jobs import JobEngine
-from ostro.core.engine.model_engines import ModelEngines
-from ostro.core.engine.multi_model import MultiModelEngine
+from ostro.core.engine.models.model_engines import ModelEngines
+from ostro.core.engine.models.multi_model import MultiModelEngine
 from ostro.core.engine.pooling import PoolingEngine
 from ostro.core.errors import OstroError, RequestError, Unsupported
 from ostro.core.ipc.process import ProcessEngine

@@ -90,7 +90,7 @@ def folder(model: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactory) ->
 
 def logits(folder: Path) -> Tensor:
     from ostro.checkpoints import PluginManager
-    from ostro.core.engine.build import build_engine
+    from ostro.core.engine.startup.build import build_engine
     from ostro.core.load.model import load_model
 
     settings, plugins = ostro.Settings(dtype="float32"), PluginManager()

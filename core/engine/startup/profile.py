@@ -11,9 +11,11 @@ import torch
 
 from ostro.core.adapters.pool import AdapterPool
 from ostro.core.device import format_bytes, return_memory
-from ostro.core.engine.build import ROWS, build_engine, draft_model, probe_token
-from ostro.core.engine.compilation import compile_kernels, uncaptured
 from ostro.core.engine.engine import Engine
+from ostro.core.engine.startup.build import build_engine
+from ostro.core.engine.startup.compilation import compile_kernels, uncaptured
+from ostro.core.engine.startup.memory import ROWS
+from ostro.core.engine.startup.warm_up import probe_token
 from ostro.core.errors import InsufficientMemory
 from ostro.core.load.model import LoadedModel
 from ostro.core.messages.requests import Sampling, TokenRequest
@@ -108,8 +110,7 @@ def run_largest_steps(engine: Engine) -> None:
             request = TokenRequest(id=f"memory {i}", tokens=prompt, sampling=RULES, cache=False)
             engine.submit(request)
         engine.drain()
-        draft = draft_model(engine)
-        for runner in [engine.runner, *([draft.runner] if draft else [])]:
+        for runner in engine.runners:
             for buckets in runner.buckets:
                 buckets.capture_sizes(runner, buckets.sizes[-1:])
     else:

@@ -1,19 +1,20 @@
-"""Builds the speculation of an engine: a speculator of a plugin, or a draft model."""
+"""Builds the speculation of an engine with the proposer that `--speculate` names."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import cast
-
-import torch
+from collections.abc import Callable
+from typing import Any
 
 from ostro.core.device import format_bytes
-from ostro.core.engine.assistant import AssistantProposer
-from ostro.core.engine.blocks import BlockManager, CacheGroup
-from ostro.core.engine.draft_model import DraftModel, check_vocabularies, draft_settings
-from ostro.core.engine.multi_token import MultiTokenProposer
+from ostro.core.engine.blocks import BlockManager
+from ostro.core.engine.proposers.assistant import AssistantProposer
+from ostro.core.engine.proposers.draft_model import (
+    DraftModelProposer,
+    check_vocabularies,
+    draft_settings,
+)
+from ostro.core.engine.proposers.multi_token import MultiTokenProposer
 from ostro.core.engine.runner import ModelRunner
-from ostro.core.engine.sampler import Sampler
 from ostro.core.engine.speculation import Proposer, Speculation
 from ostro.core.engine.vocabulary import read_vocabulary
 from ostro.core.errors import ConfigError, ModelNotFound, PluginError, UsageError, nearest
@@ -21,7 +22,6 @@ from ostro.core.failure import ordinary_errors
 from ostro.core.load.model import LoadedModel
 from ostro.core.load.multi_token import HEADS
 from ostro.core.nn import AssistantModel, MultiTokenHead, TokenModel
-from ostro.core.ops import Target
 from ostro.core.placement.offload import with_storages
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Settings, resolve
@@ -52,42 +52,40 @@ def build_speculation(
     settings: Settings,
     plugins: PluginManager,
     runner: ModelRunner,
-    draft_groups: Sequence[CacheGroup],
-    *,
+    draft_runner: ModelRunner | None,
     rows: int,
-    captured: int,
-    captured_prompts: int,
 ) -> Speculation | None:
     """The speculation of --speculate; None without it.
 
-    runner: that of the model. draft_groups: the cache of its draft model. rows: the rows of a
-    step. captured, captured_prompts: those of `ModelRunner`, for its runner. Raises UsageError for
-    an unknown name and a draft model of another vocabulary.
+    runner: that of the model. draft_runner: that of its draft model. rows: the rows of a step.
+    Raises UsageError for an assistant that does not fit the model, PluginError for a speculator
+    that cannot be created.
     """
     if settings.speculate is None:
         return None
-    vocab, seqs = int(loaded.config.vocab_size), settings.max_seqs
-    proposer: Proposer
-    if settings.speculate == HEADS:
-        head = head_of(loaded)
-        size = format_bytes(sum(module.nbytes for module in with_storages(head.modules())))
-        loaded.explain.append(f"multi-token head: {size} of weights")
-        proposer = MultiTokenProposer(runner, head, seqs)
-        return Speculation(proposer, seqs, vocab, plugins.explain, proposer.observe)
-    draft = loaded.draft
-    if draft is not None and isinstance(draft.model, AssistantModel):
-        assistant = assistant_proposer(loaded, draft, draft.model, settings, plugins, runner)
-        return Speculation(assistant, seqs, vocab, plugins.explain, assistant.observe)
-    if draft is None:
-        proposer = new_proposer(settings.speculate, plugins, seqs, vocab)
-    else:
-        draft_blocks = BlockManager(draft_groups, runner.blocks.block)
-        check_draft(loaded, draft, settings, plugins, draft_blocks)
-        runner = draft_runner(draft, settings, draft_blocks, rows, captured, captured_prompts)
-        proposer = DraftModel(runner, seqs, rows, vocab)
-        size = format_bytes(draft.nbytes)
-        loaded.explain.append(f"draft model {settings.speculate}: {size} of weights")
-    return Speculation(proposer, seqs, vocab, plugins.explain)
+    proposer = build_proposer(loaded, settings, plugins, runner, draft_runner, rows)
+    runner.keeps_hidden = proposer.reads_hidden
+    return Speculation(proposer, settings.max_seqs, runner.sampler.vocab, plugins.explain)
+
+
+def build_proposer(
+    loaded: LoadedModel,
+    settings: Settings,
+    plugins: PluginManager,
+    runner: ModelRunner,
+    draft_runner: ModelRunner | None,
+    rows: int,
+) -> Proposer:
+    """The proposer that --speculate names; the arguments as in `build_speculation`."""
+    name, seqs, vocab = settings.speculate or "", settings.max_seqs, runner.sampler.vocab
+    if name == HEADS:
+        return head_proposer(loaded, runner, seqs)
+    if (draft := loaded.draft) is None:
+        return new_proposer(name, plugins, seqs, vocab)
+    if draft_runner is None:
+        return assistant_proposer(loaded, draft, settings, plugins, runner)
+    loaded.explain.append(f"draft model {name}: {format_bytes(draft.nbytes)} of weights")
+    return DraftModelProposer(draft_runner, seqs, rows, vocab)
 
 
 def new_proposer(name: str, plugins: PluginManager, seqs: int, vocab: int) -> Proposer:
@@ -95,8 +93,7 @@ def new_proposer(name: str, plugins: PluginManager, seqs: int, vocab: int) -> Pr
     record = plugins.get("speculators", name)
     try:
         with ordinary_errors():
-            proposer: Proposer = resolve(record.proposer)(seqs, vocab)
-            return proposer
+            return complete(resolve(record.proposer))(seqs, vocab)
     except Exception as error:
         raise PluginError(
             f"--speculate {name}: the speculator of {plugins.origin('speculators', name)} cannot "
@@ -104,26 +101,37 @@ def new_proposer(name: str, plugins: PluginManager, seqs: int, vocab: int) -> Pr
         ) from error
 
 
-def head_of(loaded: LoadedModel) -> MultiTokenHead:
-    """The multi-token head of a model."""
+def complete(kind: type[Any]) -> Callable[[int, int], Proposer]:
+    """The class of a speculator, with the methods of `Proposer` that it lacks."""
+    if issubclass(kind, Proposer):
+        return kind
+    # Errors name the class and its plugin.
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    return type(kind.__name__, (kind, Proposer), names)
+
+
+def head_proposer(loaded: LoadedModel, runner: ModelRunner, seqs: int) -> MultiTokenProposer:
+    """The proposer of the multi-token head of a model."""
     head = loaded.model.mtp
     assert isinstance(head, MultiTokenHead), "`add_head` adds it"
-    return head
+    size = format_bytes(sum(module.nbytes for module in with_storages(head.modules())))
+    loaded.explain.append(f"multi-token head: {size} of weights")
+    return MultiTokenProposer(runner, head, seqs)
 
 
 def assistant_proposer(
     loaded: LoadedModel,
     draft: LoadedModel,
-    assistant: AssistantModel,
     settings: Settings,
     plugins: PluginManager,
     runner: ModelRunner,
 ) -> AssistantProposer:
-    """The proposer of `assistant`, the model of `draft`. `runner` is that of its target.
+    """The proposer of the assistant `draft`. `runner` is that of its target.
 
     Raises UsageError if it is an assistant of other models, or on another device than the K/V.
     """
-    name = settings.speculate or ""
+    name, assistant = settings.speculate or "", draft.model
+    assert isinstance(assistant, AssistantModel), "other draft models have a runner"
     try:
         sources = assistant.sources(loaded.config)
     except ConfigError as error:
@@ -168,30 +176,4 @@ def check_same_vocabulary(
         read_vocabulary(loaded, settings, plugins, ()),
         read_vocabulary(draft, draft_settings(settings, name), plugins, ()),
         name,
-    )
-
-
-def draft_runner(
-    draft: LoadedModel,
-    settings: Settings,
-    blocks: BlockManager,
-    rows: int,
-    captured: int,
-    captured_prompts: int,
-) -> ModelRunner:
-    """The runner of a draft model."""
-    vocab, device = int(draft.config.vocab_size), draft.device
-    target = Target(device=device, dtype=torch.float32, deterministic=settings.deterministic)
-    asynchronous = device.type == "cuda" or settings.replay
-    return ModelRunner(
-        cast(TokenModel, draft.model),
-        blocks,
-        # Drafts are the most likely tokens: only its device and its row of last tokens are used.
-        Sampler(1, vocab, target, frozenset()),
-        context=blocks.max_length(draft.context, rows),
-        dtype=draft.dtype,
-        captured=captured,
-        captured_prompts=captured_prompts,
-        replay=settings.replay,
-        segments=draft.placement.segments(settings.replay) if asynchronous else None,
     )

@@ -14,7 +14,7 @@ from ostro.core.engine.blocks import BlockManager
 from ostro.core.engine.runner import ModelRunner
 from ostro.core.engine.scheduler import Chunk, StepPlan
 from ostro.core.engine.sequence import Sequence as TokenSequence
-from ostro.core.engine.speculation import DraftRequest
+from ostro.core.engine.speculation import DraftRequest, Proposer
 from ostro.core.engine.standalone import standalone_sequence
 from ostro.core.errors import UsageError
 from ostro.core.records import Settings
@@ -73,7 +73,7 @@ class DraftSequence:
         return [Chunk(own, own.computed, count, count == self.missing)] if count else []
 
 
-class DraftModel:
+class DraftModelProposer(Proposer):
     """The `Proposer` of a draft model."""
 
     def __init__(self, runner: ModelRunner, rows: int, max_rows: int, vocab: int) -> None:

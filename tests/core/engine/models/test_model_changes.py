@@ -17,9 +17,9 @@ from msgspec.structs import replace
 from tiny.model import change_weights, make_model, make_weights
 
 from ostro.core.device import return_memory
-from ostro.core.engine import start
-from ostro.core.engine.multi_model import MultiModelEngine
-from ostro.core.engine.start import open_engine
+from ostro.core.engine.models.multi_model import MultiModelEngine
+from ostro.core.engine.startup import start
+from ostro.core.engine.startup.start import open_engine
 from ostro.core.errors import (
     CheckpointError,
     InsufficientMemory,

@@ -13,7 +13,7 @@ from tiny.bert import make_bert
 from tiny.model import make_model
 
 from ostro.core.engine import runner
-from ostro.core.engine.start import open_engine
+from ostro.core.engine.startup.start import open_engine
 from ostro.core.errors import CheckpointError
 from ostro.core.load import describe
 from ostro.core.load.describe import choose_dtype

@@ -9,8 +9,8 @@ import torch
 
 from ostro.core.cache import CacheKind, CacheSpec
 from ostro.core.device import cached_bytes, free_bytes, parse_size
-from ostro.core.engine import memory
-from ostro.core.engine.memory import budget, largest_context, plan_blocks
+from ostro.core.engine.startup import memory
+from ostro.core.engine.startup.memory import budget, largest_context, plan_blocks
 from ostro.core.errors import InsufficientMemory, UsageError
 from ostro.core.records import Settings
 

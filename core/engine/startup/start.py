@@ -13,28 +13,21 @@ import torch
 
 from ostro.core.adapters.pool import AdapterPool
 from ostro.core.device import free_bytes, return_memory
-from ostro.core.engine.adapters import build_registry
-from ostro.core.engine.build import (
-    build_engine,
-    cache_needs,
-    make_pooling_ready,
-    make_ready,
-    probe_prompt,
-    refresh,
-    reserve_adapters,
-    warm_up,
-)
-from ostro.core.engine.build_speculation import draft_model_settings, no_speculator
-from ostro.core.engine.calibration import open_probe
-from ostro.core.engine.compilation import compile_entry, compile_kernels
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.jobs import JobEngine
-from ostro.core.engine.memory import cache_budgets, check_weights
-from ostro.core.engine.model_engines import ModelEngines
-from ostro.core.engine.model_loader import BetweenSteps
-from ostro.core.engine.multi_model import MultiModelEngine
+from ostro.core.engine.models.model_engines import ModelEngines
+from ostro.core.engine.models.model_loader import BetweenSteps
+from ostro.core.engine.models.multi_model import MultiModelEngine
 from ostro.core.engine.pooling import PoolingEngine
-from ostro.core.engine.profile import small_engine, step_bytes
+from ostro.core.engine.proposers.build_speculation import draft_model_settings, no_speculator
+from ostro.core.engine.startup.adapters import build_registry
+from ostro.core.engine.startup.build import build_engine, refresh, reserve_adapters
+from ostro.core.engine.startup.caches import cache_needs
+from ostro.core.engine.startup.calibration import open_probe
+from ostro.core.engine.startup.compilation import compile_entry, compile_kernels
+from ostro.core.engine.startup.memory import cache_budgets, check_weights
+from ostro.core.engine.startup.profile import small_engine, step_bytes
+from ostro.core.engine.startup.warm_up import make_pooling_ready, make_ready, probe_prompt, warm_up
 from ostro.core.errors import ModelNotFound, PluginError
 from ostro.core.failure import Failures
 from ostro.core.load.describe import ModelOutline

@@ -13,19 +13,12 @@ from functools import partial
 
 import torch
 
-from ostro.core.engine.build import (
-    DRAFT_PROBE,
-    draft_model,
-    probe_prompt,
-    warm_up,
-    warm_up_vectors,
-)
 from ostro.core.engine.draft_length import StepCosts
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.graphs import DryGraphs
-from ostro.core.engine.model_engines import ModelEngines
+from ostro.core.engine.models.model_engines import ModelEngines
 from ostro.core.engine.pooling import PoolingEngine
-from ostro.core.engine.runner import ModelRunner
+from ostro.core.engine.startup.warm_up import DRAFT_PROBE, probe_prompt, warm_up, warm_up_vectors
 from ostro.core.load.model import LoadedModel
 from ostro.core.plugins.isolation import reason
 
@@ -41,7 +34,7 @@ def compile_kernels(steps: Callable[[], object], device: torch.device) -> bool:
     if device.type != "cuda":
         return False
     try:
-        from ostro.core.engine.kernel_compiler import compile_launched
+        from ostro.core.engine.startup.kernel_compiler import compile_launched
     except ImportError:  # without Triton
         return False
     try:
@@ -73,19 +66,19 @@ def compile_entry(entry: ModelEngines, *, warm: bool) -> None:
 @torch.inference_mode()
 def run_smallest(engine: Engine, loaded: LoadedModel) -> None:
     """Run the prompts that check the outputs, and the smallest step that is captured."""
-    with uncaptured(engine) as runners:
+    with uncaptured(engine):
         engine.runner.logits(probe_prompt(engine, loaded))
-        for draft in runners[1:]:
-            draft.logits(DRAFT_PROBE)
-        for runner in runners:
+        if engine.draft_runner is not None:
+            engine.draft_runner.logits(DRAFT_PROBE)
+        for runner in engine.runners:
             runner.decode_buckets.capture_sizes(runner, runner.decode_buckets.sizes[:1])
 
 
 @torch.inference_mode()
 def run_all(engine: Engine, warm: bool) -> None:
     """Run all steps that are captured, and with `warm` those of the warm-up."""
-    with uncaptured(engine) as runners:
-        for runner in runners:
+    with uncaptured(engine):
+        for runner in engine.runners:
             runner.capture()
         if warm:
             warm_up(engine)
@@ -98,21 +91,19 @@ def read_all(reader: PoolingEngine, warm: bool) -> None:
 
 
 @contextmanager
-def uncaptured(engine: Engine) -> Iterator[list[ModelRunner]]:
-    """Run steps in buckets that are not captured; yield the runners of the engine's models.
+def uncaptured(engine: Engine) -> Iterator[None]:
+    """Run steps in buckets that are not captured.
 
     The context leaves no bucket, and no durations of steps.
     """
-    draft, speculation = draft_model(engine), engine.scheduler.speculation
-    runners = [engine.runner, *([draft.runner] if draft is not None else [])]
-    graphs = [runner.graphs for runner in runners]
-    for runner in runners:
+    graphs = [runner.graphs for runner in engine.runners]
+    for runner in engine.runners:
         runner.graphs = DryGraphs()
     try:
-        yield runners
+        yield
     finally:
-        for runner, before in zip(runners, graphs, strict=True):
+        for runner, before in zip(engine.runners, graphs, strict=True):
             runner.graphs = before
             runner.close()
-        if speculation is not None:
+        if (speculation := engine.scheduler.speculation) is not None:
             speculation.costs = StepCosts()

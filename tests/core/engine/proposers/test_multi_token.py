@@ -17,12 +17,12 @@ from tiny.heads import (
     with_head,
 )
 
-from ostro.core.engine.build import make_ready
 from ostro.core.engine.engine import Engine
-from ostro.core.engine.multi_token import HELD, HeadSequence, MultiTokenProposer
 from ostro.core.engine.processors import Processors
+from ostro.core.engine.proposers.multi_token import HELD, HeadSequence, MultiTokenProposer
 from ostro.core.engine.speculation import Speculation
 from ostro.core.engine.standalone import standalone_sequence
+from ostro.core.engine.startup.warm_up import make_ready
 from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import LogitsProcessor

@@ -10,10 +10,10 @@ import pytest
 from msgspec.structs import replace
 from tiny.drafts import LENGTH, Free, Tokens, requests_of, run
 
-from ostro.core.engine.build import draft_model, make_ready
-from ostro.core.engine.draft_model import DraftModel
 from ostro.core.engine.engine import Engine
+from ostro.core.engine.proposers.draft_model import DraftModelProposer
 from ostro.core.engine.speculation import DraftRequest
+from ostro.core.engine.startup.warm_up import make_ready
 from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.plugins.manager import PluginManager
 from ostro.plugins.conformance.parity import Subject, subject
@@ -49,14 +49,21 @@ def with_draft(target: Subject, draft: Subject, **options: Any) -> Engine:
     return engine
 
 
+def proposer_of(engine: Engine) -> DraftModelProposer:
+    assert engine.scheduler.speculation is not None
+    proposer = engine.scheduler.speculation.proposer
+    assert isinstance(proposer, DraftModelProposer) and proposer.runner is engine.draft_runner
+    return proposer
+
+
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("replay", [False, True])
 def test_a_draft_of_the_same_weights_is_always_right(tiny: Subject, replay: bool) -> None:
     requests = requests_of(tiny)[:1]
     wanted = run(tiny.engine(rows=40, blocks=64), requests)
     engine = with_draft(tiny, tiny, replay=replay)
-    speculation, draft = engine.scheduler.speculation, draft_model(engine)
-    assert speculation is not None and draft is not None
+    speculation, draft = engine.scheduler.speculation, proposer_of(engine)
+    assert speculation is not None
     assert bool(draft.runner.prompt_buckets.plain) == replay
     before = engine.stats().steps
     assert run(engine, requests) == wanted
@@ -82,7 +89,7 @@ def test_answers_are_the_same_with_a_draft_of_other_weights(
 Proposals = list[tuple[list[int], list[int]]]
 
 
-def recorded(draft: DraftModel, monkeypatch: pytest.MonkeyPatch) -> Proposals:
+def recorded(draft: DraftModelProposer, monkeypatch: pytest.MonkeyPatch) -> Proposals:
     """The tokens and the drafts of each request that gets some."""
     proposals, propose = Proposals(), draft.propose
 
@@ -103,8 +110,7 @@ def test_drafts_are_the_greedy_tokens_of_the_draft_model(
     """Whatever was accepted, rejected or preempted before: its cache has the target's tokens."""
     source = tiny if blocks == 64 else other  # of the same weights, most drafts are right
     engine = with_draft(tiny, source, rows=16, blocks=blocks)
-    draft = draft_model(engine)
-    assert draft is not None
+    draft = proposer_of(engine)
     proposals = recorded(draft, monkeypatch)
     rules = {"temperature": 0.4, "top_k": 2}
     for each in requests_of(tiny):
@@ -128,8 +134,7 @@ def test_drafts_are_the_greedy_tokens_of_the_draft_model(
 def test_the_same_tokens_again_get_the_same_drafts(tiny: Subject) -> None:
     """Also if some of them were accepted before."""
     engine = with_draft(tiny, tiny)
-    draft = draft_model(engine)
-    assert draft is not None
+    draft = proposer_of(engine)
     tokens = tiny.prompt[:9]
     [first] = draft.propose([DraftRequest(0, tokens, 4, True)])
     assert len(first) == 4
@@ -143,8 +148,7 @@ def test_the_same_tokens_again_get_the_same_drafts(tiny: Subject) -> None:
 def test_other_tokens_take_the_place_of_drafts(tiny: Subject, right: int) -> None:
     """Of a sequence that got some tokens without drafts in between."""
     engine, fresh = with_draft(tiny, tiny), with_draft(tiny, tiny)
-    draft, other = draft_model(engine), draft_model(fresh)
-    assert draft is not None and other is not None
+    draft, other = proposer_of(engine), proposer_of(fresh)
     tokens = tiny.prompt[:9]
     [first] = draft.propose([DraftRequest(0, tokens, 4, True)])
     tokens += [*first[:right], *((token + 1) % 100 for token in first[right:]), 5]
@@ -158,8 +162,7 @@ def test_other_tokens_take_the_place_of_drafts(tiny: Subject, right: int) -> Non
 
 def test_sequences_share_the_rows_of_a_step(tiny: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that finds no row left gets fewer drafts."""
-    draft = draft_model(with_draft(tiny, tiny))
-    assert draft is not None
+    draft = proposer_of(with_draft(tiny, tiny))
     rows, run = list[int](), draft.run
     draft.max_rows = 3
     for row in range(3):  # reads the prompts, one per proposal
@@ -219,8 +222,7 @@ def test_random_requests_with_aborts_and_preemptions(tiny: Subject, seed: int) -
 
 def blocks_used(engine: Engine) -> int:
     """The blocks in use of the model and of its draft model."""
-    draft = draft_model(engine)
-    assert draft is not None
+    draft = proposer_of(engine)
     groups = (*engine.blocks.all, *draft.runner.blocks.all)
     return sum(group.pool.used for group in groups)
 
@@ -253,8 +255,7 @@ def test_a_draft_model_without_room_drafts_nothing(tiny: Subject) -> None:
     requests = requests_of(tiny)
     wanted = run(tiny.engine(rows=40, blocks=64, max_seqs=4), requests)
     engine = with_draft(tiny, tiny)
-    draft = draft_model(engine)
-    assert draft is not None
+    draft = proposer_of(engine)
     held = [(g.pool, g.pool.allocate()) for g in draft.runner.blocks.all for _ in range(63)]
     assert run(engine, requests) == wanted
     for pool, block in held:
@@ -266,8 +267,7 @@ def test_a_sequence_without_room_leaves_it_to_others(tiny: Subject) -> None:
     """With room for one sequence and a half, one of two has drafts until its end."""
     rules = Sampling(temperature=0, max_tokens=100, ignore_eos=True)
     engine = with_draft(tiny, tiny)
-    draft = draft_model(engine)
-    assert draft is not None
+    draft = proposer_of(engine)
     for group in draft.runner.blocks.groups:
         for _ in range(64 - 9):
             group.pool.allocate()
@@ -285,8 +285,7 @@ def test_sequences_beyond_the_context_of_the_draft_model_get_no_drafts(
     requests = requests_of(tiny)[:1]
     wanted = run(tiny.engine(rows=40, blocks=64, max_seqs=4), requests)
     engine = with_draft(tiny, tiny)
-    draft = draft_model(engine)
-    assert draft is not None
+    draft = proposer_of(engine)
     draft.runner.context = 30
     proposals = recorded(draft, monkeypatch)
     assert run(engine, requests) == wanted
@@ -309,8 +308,7 @@ def test_a_token_that_only_the_model_knows_turns_drafts_off(tiny: Subject, other
     requests = requests_of(tiny)
     wanted = run(tiny.engine(rows=40, blocks=64, max_seqs=4), requests)
     engine = with_draft(tiny, other)
-    draft = draft_model(engine)
-    assert draft is not None
+    draft = proposer_of(engine)
     draft.runner.sampler.vocab = max(requests[0].tokens)
     assert run(engine, requests[:1]) == {key: wanted[key] for key in wanted if key[0] == "greedy"}
     assert not engine.stats().drafted_tokens
@@ -322,8 +320,7 @@ def test_a_draft_model_that_fails_is_turned_off(
     requests = requests_of(tiny)
     wanted = run(tiny.engine(rows=40, blocks=64, max_seqs=4), requests)
     engine = with_draft(tiny, tiny)
-    draft = draft_model(engine)
-    assert draft is not None
+    draft = proposer_of(engine)
 
     def fail(*args: object) -> None:
         raise RuntimeError("a kernel of the draft model failed")
@@ -332,3 +329,12 @@ def test_a_draft_model_that_fails_is_turned_off(
     assert run(engine, requests) == wanted
     assert not engine.stats().drafted_tokens
     assert caplog.text.count("speculative decoding is off") == 1
+
+
+def test_the_captured_steps_of_a_draft_model_are_released(llama: Subject) -> None:
+    """Buckets refer to their runner, and would keep its cache until a garbage collection."""
+    engine = with_draft(llama, llama, replay=True)
+    buckets = proposer_of(engine).runner.decode_buckets
+    assert buckets.plain
+    engine.close()
+    assert not buckets.plain

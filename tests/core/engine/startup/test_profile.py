@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from ostro.core.device import free_bytes
-from ostro.core.engine import profile, start
 from ostro.core.engine.buckets import Buckets
-from ostro.core.engine.build import reserve_adapters
 from ostro.core.engine.runner import ModelRunner
+from ostro.core.engine.startup import profile, start
+from ostro.core.engine.startup.build import reserve_adapters
 from ostro.core.errors import InsufficientMemory
 from ostro.core.messages.commands import ModelSpec
 from ostro.core.records import Settings

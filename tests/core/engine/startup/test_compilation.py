@@ -23,9 +23,9 @@ import triton
 from tiny.cuda_kernels import cuda_kernels, run_compiled
 from tiny.empty_driver import empty_driver
 
-from ostro.core.engine import build, compilation, profile, start
 from ostro.core.engine.engine import Engine
-from ostro.core.engine.kernel_compiler import compile_launched
+from ostro.core.engine.startup import build, compilation, profile, start
+from ostro.core.engine.startup.kernel_compiler import compile_launched
 from ostro.core.load.model import LoadedModel
 from ostro.core.messages.commands import ModelSpec
 from ostro.core.messages.requests import Sampling, TokenRequest

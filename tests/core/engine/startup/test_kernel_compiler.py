@@ -21,7 +21,7 @@ import triton.language as tl
 from tiny.cuda_kernels import run_compiled
 from tiny.empty_driver import empty_driver
 
-from ostro.core.engine.kernel_compiler import SkippedKernel, compile_launched
+from ostro.core.engine.startup.kernel_compiler import SkippedKernel, compile_launched
 
 
 @triton.jit

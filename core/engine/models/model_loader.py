@@ -16,7 +16,7 @@ from time import monotonic
 from typing import Protocol, TypeVar
 
 from ostro.core.device import return_memory
-from ostro.core.engine.model_engines import ModelEngines
+from ostro.core.engine.models.model_engines import ModelEngines
 from ostro.core.errors import CheckpointError, OstroError
 from ostro.core.messages.commands import FromEngine, ModelSpec, Progress
 from ostro.core.records import ProgressCallback

@@ -12,19 +12,20 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ostro.core.engine.computed_rows import ComputedRows, computed_rows
 from ostro.core.engine.layout import flat_positions
 from ostro.core.engine.location import runs_model
-from ostro.core.engine.runner import LaunchedStep, ModelRunner
+from ostro.core.engine.runner import ModelRunner
 from ostro.core.engine.scheduler import Chunk
-from ostro.core.engine.speculation import DraftRequest
+from ostro.core.engine.speculation import ComputedRows, DraftRequest, Proposer
 from ostro.core.failure import ordinary_errors
 from ostro.core.nn import AssistantModel
 from ostro.core.step import Step
 
 
-class AssistantProposer:
+class AssistantProposer(Proposer):
     """The `Proposer` of an assistant."""
+
+    reads_hidden = True
 
     def __init__(
         self,
@@ -40,13 +41,10 @@ class AssistantProposer:
         self.runner, self.model, self.device = runner, runner.model, runner.device
         self.assistant, self.sources, self.context = assistant, sources, context
         self.computed: list[ComputedRows | None] = [None] * rows
-        runner.keeps_hidden = True
 
-    @ordinary_errors()
-    @torch.inference_mode()
-    def observe(self, launched: LaunchedStep) -> None:
+    def observe(self, computed: Sequence[ComputedRows]) -> None:
         """Keep the hidden states of a launched step."""
-        for rows in computed_rows(launched):
+        for rows in computed:
             self.computed[rows.sequence.row] = rows
 
     @ordinary_errors()

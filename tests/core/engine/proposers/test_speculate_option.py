@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tiny.model import make_model
 
-from ostro.core.engine.build import cache_needs
-from ostro.core.engine.start import open_engine
+from ostro.core.engine.startup.caches import cache_needs
+from ostro.core.engine.startup.start import open_engine
 from ostro.core.errors import UsageError
 from ostro.core.messages.commands import ModelSpec
 from ostro.core.plugins.manager import PluginManager

@@ -16,13 +16,12 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from ostro.core.engine.computed_rows import computed_rows
 from ostro.core.engine.layout import flat_positions, paged_metadata
 from ostro.core.engine.location import runs_model
-from ostro.core.engine.runner import LaunchedStep, ModelRunner
+from ostro.core.engine.runner import ModelRunner
 from ostro.core.engine.scheduler import Chunk
 from ostro.core.engine.sequence import Sequence as TokenSequence
-from ostro.core.engine.speculation import DraftRequest
+from ostro.core.engine.speculation import ComputedRows, DraftRequest, Proposer
 from ostro.core.failure import is_out_of_memory, ordinary_errors
 from ostro.core.nn import CachedLayer, MultiTokenHead
 from ostro.core.step import Step
@@ -81,8 +80,10 @@ class HeadSequence:
             over -= len(last)
 
 
-class MultiTokenProposer:
+class MultiTokenProposer(Proposer):
     """The `Proposer` of a multi-token head."""
+
+    reads_hidden = True
 
     def __init__(self, runner: ModelRunner, head: MultiTokenHead, rows: int) -> None:
         """rows: the most running sequences."""
@@ -91,20 +92,18 @@ class MultiTokenProposer:
         self.layers = {m.layer for m in head.modules() if isinstance(m, CachedLayer)}
         groups = enumerate(runner.blocks.groups)
         self.groups = [i for i, group in groups if self.layers & {*group.layers}]
-        runner.keeps_hidden = True
 
     @ordinary_errors()
     @runs_model
     @torch.inference_mode()
-    def observe(self, launched: LaunchedStep) -> None:
+    def observe(self, computed: Sequence[ComputedRows]) -> None:
         """Keep the hidden states of a launched step."""
-        observed = list(computed_rows(launched))
-        if not observed:
+        if not computed:
             return
         # The tokens after the rows of prompts are known by now, unless a sequence draws late.
         prompts = [s for s in self.sequences if s is not None and s.has_prompt]
         self.compute(s for s in prompts if len(s.sequence.tokens) > s.start + s.count)
-        for rows in observed:
+        for rows in computed:
             row = rows.sequence.row
             own = self.sequences[row]
             if own is None:

@@ -12,8 +12,8 @@ from ostro.core.adapters.adapter import EMPTY, LoadedAdapter, Mixture, WeightedA
 from ostro.core.adapters.registry import ReadResult
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.jobs import JobEngine
-from ostro.core.engine.model_engines import ModelEngines
-from ostro.core.engine.multi_model import MultiModelEngine
+from ostro.core.engine.models.model_engines import ModelEngines
+from ostro.core.engine.models.multi_model import MultiModelEngine
 from ostro.core.engine.pooling import PoolingEngine
 from ostro.core.errors import (
     AdapterConflict,

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ostro.core.engine.model_engines import ModelEngines
-from ostro.core.engine.multi_model import MultiModelEngine
+from ostro.core.engine.models.model_engines import ModelEngines
+from ostro.core.engine.models.multi_model import MultiModelEngine
 from ostro.core.engine.processors import AddedRequest, Processors
 from ostro.core.errors import RequestError
 from ostro.core.messages.commands import Failed, UnloadModel

@@ -17,12 +17,12 @@ import torch
 from tiny.bert import make_bert
 from tiny.model import make_model
 
-from ostro.core.engine import compilation, profile, start
-from ostro.core.engine.build import draft_model, make_ready, warm_up
-from ostro.core.engine.compilation import compile_kernels, run_all, run_smallest
 from ostro.core.engine.draft_length import StepCosts
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.graphs import DryGraphs
+from ostro.core.engine.startup import compilation, profile, start
+from ostro.core.engine.startup.compilation import compile_kernels, run_all, run_smallest
+from ostro.core.engine.startup.warm_up import make_ready, warm_up
 from ostro.core.load.model import LoadedModel
 from ostro.core.messages.commands import ModelSpec
 from ostro.core.messages.requests import Sampling, TokenRequest
@@ -32,7 +32,7 @@ from ostro.plugins.conformance.parity import Subject
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 DECODES = (8, 4, 2, 1)
-COMPILER = "ostro.core.engine.kernel_compiler"
+COMPILER = "ostro.core.engine.startup.kernel_compiler"
 
 Steps = Callable[[], object]
 
@@ -92,9 +92,8 @@ def test_a_dry_run_leaves_nothing(llama: Subject, replay: bool) -> None:
     options = {"rows": 40, "blocks": 64, "max_seqs": 4, "replay": replay}
     wanted = tokens_of(llama.engine(llama.load(), **options))
     engine = llama.engine(loaded, speculate="draft", **options)
-    draft = draft_model(engine)
-    assert draft is not None and engine.scheduler.speculation is not None
-    speculation, runners = engine.scheduler.speculation, (engine.runner, draft.runner)
+    speculation, runners = engine.scheduler.speculation, engine.runners
+    assert speculation is not None and len(runners) == 2
     graphs = [runner.graphs for runner in runners]
     free = [group.pool.available for group in engine.blocks.all]
     for run in (lambda: run_smallest(engine, loaded), lambda: run_all(engine, warm=True)):
@@ -140,10 +139,9 @@ def test_steps_of_a_dry_run(
     loaded = llama.load()
     loaded.draft = llama.load()
     engine = llama.engine(loaded, speculate="draft", rows=40, blocks=64, max_seqs=4, replay=True)
-    draft = draft_model(engine)
-    assert draft is not None
     sizes = dict[str, list[int]]()
-    for name, model in {"target": engine.runner.model, "draft": draft.runner.model}.items():
+    for name, runner in zip(("target", "draft"), engine.runners, strict=True):
+        model = runner.model
 
         def note(step: Any, name: str = name, hidden: Any = model.hidden) -> Any:
             sizes.setdefault(name, []).append(len(step.tokens))

@@ -23,10 +23,10 @@ from tiny.assistants import (
 from tiny.drafts import LENGTH, Oracle, requests_of, run, run_with_adapter, speculation_of, whole
 from tokenizers import Tokenizer, decoders, models
 
-from ostro.core.engine.assistant import AssistantProposer
-from ostro.core.engine.build import make_ready
 from ostro.core.engine.processors import Processors
-from ostro.core.engine.start import open_weights
+from ostro.core.engine.proposers.assistant import AssistantProposer
+from ostro.core.engine.startup.start import open_weights
+from ostro.core.engine.startup.warm_up import make_ready
 from ostro.core.errors import UsageError
 from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.plugins.manager import PluginManager

@@ -14,6 +14,9 @@ from ostro.core.records import Settings
 BLOCK = {"cuda": 16, "cpu": 64}
 """Tokens per block: small on GPUs, where gathers are cheap; longer contiguous runs on CPU."""
 
+ROWS = {"cuda": 4096, "cpu": 512}
+"""Rows of one step: enough to fill the device, few enough that decodes do not wait long."""
+
 SHARE = {"cuda": 0.9, "cpu": 0.25}
 """The default share of free memory for the cache: other programs share the memory of a CPU."""
 

@@ -11,9 +11,9 @@ from functools import partial
 
 from ostro.core.adapters.adapter import EMPTY
 from ostro.core.adapters.registry import ReadResult, Registry
-from ostro.core.engine.model_engines import ModelEngines, SubEngine, cannot_serve
-from ostro.core.engine.model_loader import BetweenSteps, Build, ModelLoader
-from ostro.core.engine.preparation import Prepared, RequestPreparer
+from ostro.core.engine.models.model_engines import ModelEngines, SubEngine, cannot_serve
+from ostro.core.engine.models.model_loader import BetweenSteps, Build, ModelLoader
+from ostro.core.engine.models.preparation import Prepared, RequestPreparer
 from ostro.core.errors import AdapterError, AdapterNotFound, NotFound, OstroError, Unsupported
 from ostro.core.messages.commands import (
     AdapterCommand,

@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.nn import Module
 
 from ostro.core.device import free_bytes
-from ostro.core.engine.build import ROWS, ready_engine
 from ostro.core.engine.engine import Engine
-from ostro.core.engine.memory import BLOCK
+from ostro.core.engine.startup.build import ready_engine
+from ostro.core.engine.startup.memory import BLOCK, ROWS
 from ostro.core.load.describe import ModelOutline
 from ostro.core.load.model import LoadedModel, load_model
 from ostro.core.load.open import end_ids
