@@ -29,12 +29,12 @@ if TYPE_CHECKING:
         Pipeline,
         Planner,
         Quantizer,
-        Route,
-        Settings,
         Speculator,
         Store,
         TokenizerFormat,
     )
+    from ostro.core.routes import Route
+    from ostro.core.settings import Settings
 
 PREFIX = "ostro_"
 hookspec = pluggy.HookspecMarker("ostro")

@@ -24,7 +24,8 @@ from ostro.core.messages.prompt import Prompt
 from ostro.core.messages.requests import AdapterRef, TokenRequest
 from ostro.core.messages.text import Event, Usage
 from ostro.core.messages.text_requests import ChatRequest, CompletionRequest, MediaPart
-from ostro.core.records import Architecture, Parser, Settings
+from ostro.core.records import Architecture, Parser
+from ostro.core.settings import Settings
 from ostro.core.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

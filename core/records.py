@@ -6,41 +6,26 @@ plugins can be listed and validated without importing torch. `resolve` imports s
 
 from __future__ import annotations
 
-import re
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ostro.core.deprecated import RemovedInOstro1
-from ostro.core.errors import PluginError
 
 if TYPE_CHECKING:
     import argparse
 
-    from starlette.requests import Request
-    from starlette.responses import Response
 
 API = (0, 2)
 """Version of the plugin API."""
 
-STARTER = "starter"
-"""The reference of the model included in ostro, used by default."""
-
-HUB_REFERENCE = re.compile(
-    r"(?P<id>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[^:@]+))?(:(?P<selector>.+))?", re.ASCII
-)
 
 Import = str
 """An import string, "package.module:attribute"."""
-
-ProgressCallback = Callable[[str, int, int], None]
-"""Receives a stage ("reading weights", "compiling kernels", "warming up"), the units done and the
-units in total, 0 if unknown; weights count in bytes.
-"""
 
 
 def resolve(reference: Import) -> Any:
@@ -364,14 +349,6 @@ class Parser(Record):
     precedence: int = 0
 
 
-Scope = Literal["open", "infer", "admin", "metrics"]
-"""The permission that a route requires of an API key; "open" routes require no key."""
-RouteHandler = Callable[..., Awaitable[Any]]
-"""A `Handler`."""
-RouteEndpoint = Callable[..., Any] | Path
-"""An `Endpoint`, or a folder of static files."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Store(Record):
     """A store of documents, such as responses and files, for `ostro serve --store LOCATION`.
@@ -383,132 +360,6 @@ class Store(Record):
     claims: Callable[[str], bool]
     open: Import
     usage: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class RequestBody:
-    """How a route with a handler reads its requests: the JSON body, or the query string.
-
-    kind        the msgspec type to decode, if it is not the documented `Route.request`
-    max_inputs  the most prompts or texts; the limit on the bytes grows with it and the context
-    max_bytes   the limit on the bytes in place of that one
-    check       called with the JSON of a body that the type rejects; it may raise a better error
-    any_type    accept other content types, which `curl -d` sends, except from browsers
-    """
-
-    kind: type[Any] | None = None
-    max_inputs: int = 1
-    max_bytes: int | None = None
-    check: Callable[[Mapping[str, Any]], None] | None = None
-    any_type: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class EventFormat:
-    """How the events of a streamed response are written.
-
-    encode      the bytes of an event, or of an error in the form of the route's errors
-    end         the bytes after the last event
-    keep_alive  bytes that are sent during long pauses; empty for formats without comments
-    """
-
-    encode: Callable[[Any], bytes]
-    end: bytes = b""
-    keep_alive: bytes = b": keep-alive\n\n"
-    media_type: str = "text/event-stream; charset=utf-8"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Content:
-    """A response that is not JSON, or has another status than 200: its bytes or their parts."""
-
-    data: bytes | AsyncIterator[bytes]
-    media_type: str = "application/json"
-    status: int = 200
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Route(Record):
-    """A route: `name` is "METHOD /path", "WEBSOCKET /path", or "FILES /path" for static files.
-
-    Either `handler` or `endpoint` answers its requests.
-
-    handler   a `Handler`: it needs no web framework, and batches may contain its requests
-    endpoint  an async function of a Starlette request or WebSocket; the folder of static files
-    scope     the permission that it requires
-    request   the msgspec type of the request: of the query string for GET and DELETE, otherwise of
-              the JSON or the form in the body
-    query     the msgspec type of the query string of a handler's request that has a body too
-    body      how a handler's request is read, if not with the defaults of `RequestBody`
-    requires  `requires(operations)` raises an error if the server lacks what the handler needs; the
-              body is not read then
-    response  the msgspec type of the response's JSON, or the media types of another response
-    events    the msgspec type of the events of a streamed response
-    event_format  how these events are written; None: as JSON in server-sent events that end with
-              [DONE], as OpenAI's
-    cancel_on_disconnect  whether the handler is cancelled when the client leaves; None: True, but
-              False for DELETE and, with the scope admin, for all methods but GET
-    errors    converts (status, message, code, param) to the JSON of an error, whose type is its
-              annotation; None: OpenAI's form
-    example   an example of the request, for the OpenAPI document
-    statuses  statuses of errors that differ from OpenAI's, by OpenAI's status: {503: 529}
-    error_statuses  OpenAI's statuses of its errors, for the OpenAPI document, besides those that
-              all routes have (401, 403, 429, 500) and those of bodies (408, 413, 415)
-    header    a header, in lower case: the route answers requests that carry it only, and takes
-              precedence over routes of the same path
-    """
-
-    handler: RouteHandler | None = None
-    endpoint: RouteEndpoint | None = None
-    scope: Scope = "infer"
-    request: object | None = None
-    query: object | None = None
-    body: RequestBody | None = None
-    requires: Callable[[Any], None] | None = None
-    response: object | None = None
-    events: object | None = None
-    event_format: EventFormat | None = None
-    cancel_on_disconnect: bool | None = None
-    errors: Callable[[int, str, str | None, str | None], Any] | None = None
-    example: Mapping[str, Any] | None = None
-    statuses: Mapping[int, int] = field(default_factory=dict)
-    error_statuses: tuple[int, ...] = (400, 404, 503)
-    header: str | None = None
-
-    def __post_init__(self) -> None:
-        if (self.handler is None) == (self.endpoint is None):
-            raise PluginError(f"the route {self.name!r} needs either a handler or an endpoint")
-        names = ("query", "body", "requires", "cancel_on_disconnect")
-        stated = [name for name in names if getattr(self, name) is not None]
-        if self.handler is None and stated:
-            raise PluginError(
-                f"the route {self.name!r} has an endpoint, which reads its requests itself: "
-                f"{', '.join(stated)} need a handler"
-            )
-
-    @property
-    def is_cancelled_on_disconnect(self) -> bool:
-        """The value of `cancel_on_disconnect`, or its default."""
-        if self.cancel_on_disconnect is not None:
-            return self.cancel_on_disconnect
-        method = self.name.partition(" ")[0]
-        return method == "GET" or (method != "DELETE" and self.scope != "admin")
-
-
-@dataclass(frozen=True, kw_only=True)
-class HubReference:
-    """A hub id with a revision (branch, tag or commit) and a selector (file or format)."""
-
-    id: str
-    revision: str | None = None
-    selector: str | None = None
-
-    @classmethod
-    def parse(cls, text: str) -> HubReference | None:
-        """Parse org/name[@revision][:selector]; None for other text."""
-        match = HUB_REFERENCE.fullmatch(text)
-        return cls(**match.groupdict()) if match else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -534,25 +385,6 @@ class Command(Record):
     run: Import
 
 
-class Handler(Protocol):
-    """`Route.handler`: answers a request of a caller.
-
-    It gets the `Operations` of the server, the `Caller`, and the request, None for a route without
-    one; by name the parameters of the path, and `query` for a route with this type. It returns an
-    object that is sent as JSON, an async generator of events, or a `Content`.
-    """
-
-    def __call__(
-        self, operations: Any, caller: Any, request: Any, /, **parameters: Any
-    ) -> Awaitable[Any]: ...
-
-
-class Endpoint(Protocol):
-    """`Route.endpoint`: an endpoint of Starlette."""
-
-    def __call__(self, request: Request, /) -> Awaitable[Response]: ...
-
-
 class CommandParser(Protocol):
     """`Command.parser`: declares the options of a command."""
 
@@ -563,67 +395,3 @@ class CommandRunner(Protocol):
     """`Command.run`: runs a command and returns the exit code."""
 
     def __call__(self, args: argparse.Namespace, /) -> int: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """The options of one model: plain data that is sent between processes."""
-
-    reference: str | None = None
-    arch: str | None = None
-    task: str | None = None
-    tokenizer: str | None = None
-    chat_template: str | None = None
-    tool_parser: str | None = None
-    reasoning_parser: str | None = None
-    generation_config: Literal["auto", "none"] = "auto"
-    dtype: str = "auto"
-    device: str = "auto"
-    placement: str | None = None
-    quant: str | None = None
-    topology: str | None = None
-    importance: str | None = None
-    threads: int | None = None
-    context: int | None = None
-    max_seqs: int = 32
-    memory: str | None = None
-    kv_dtype: str = "auto"
-    revision: str | None = None
-    token_source: str | None = None
-    offline: bool = False
-    name: str | None = None
-    adapters: Sequence[str] = ()
-    adapter_folder: str | None = None
-    adapter_root: str | None = None
-    adapter_resolvers: bool = False
-    adapter_slots: int = 32
-    adapter_memory: str | None = None
-    max_adapters: int = 1024
-    max_adapter_rank: int = 256
-    deterministic: bool = False
-    exact: bool = False
-    speculate: str | None = None
-    replay: bool = False
-    allow_config: Sequence[str] = ()
-    dummy_weights: str | None = None
-    explain: bool = False
-
-
-KINDS: Mapping[str, type[Record]] = {
-    "architectures": Architecture,
-    "pipelines": Pipeline,
-    "caches": Cache,
-    "quantizers": Quantizer,
-    "planners": Planner,
-    "checkpoints": Checkpoint,
-    "tokenizers": TokenizerFormat,
-    "adapters": Adapter,
-    "logits_processors": LogitsProcessor,
-    "parsers": Parser,
-    "speculators": Speculator,
-    "stores": Store,
-    "aliases": Alias,
-    "routes": Route,
-    "commands": Command,
-}
-"""The record type of each declaration hook, by its name without prefix."""

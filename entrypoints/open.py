@@ -23,7 +23,8 @@ from ostro.core.load.open import (
 from ostro.core.load.open import find as find_path
 from ostro.core.pipeline import CheckpointSummary, ServedModel
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import STARTER, Pipeline, Settings, resolve
+from ostro.core.records import Pipeline, resolve
+from ostro.core.settings import STARTER, Settings
 from ostro.core.tasks import TaskPipeline
 from ostro.core.tokenizer import Tokenizer, load_tokenizer
 from ostro.entrypoints.sampling_defaults import sampling_defaults

@@ -13,7 +13,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
-    from ostro.core.records import ProgressCallback
+    from ostro.core.settings import ProgressCallback
 
 READING = "reading weights"
 """The end of the stages whose units are bytes."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from ostro.core.errors import UsageError
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 
 Load = Literal["start", "on demand"]
 LOADS: tuple[str, ...] = get_args(Load)

@@ -22,7 +22,7 @@ import pytest
 import torch
 
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.plugins.conformance.kernels import DEVICE, interpret  # reads the environment
 
 interpret()

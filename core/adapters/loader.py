@@ -41,8 +41,9 @@ from ostro.core.nn.experts import ExpertLinear
 from ostro.core.nn.storage import Storage, Stored
 from ostro.core.paths import read_regular, resolve_path
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Files, Settings, TensorInfo, resolve
+from ostro.core.records import Files, TensorInfo, resolve
 from ostro.core.results import describe_value
+from ostro.core.settings import Settings
 from ostro.core.tokenizer import Tokenizer, load_tokenizer
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from ostro.core.errors import TokenizerError
 from ostro.core.load.model import LoadedModel
 from ostro.core.load.open import open_container
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.core.tokenizer import Tokenizer, load_tokenizer
 from ostro.core.tokenizer.vocabulary import Vocabulary
 

@@ -42,7 +42,8 @@ from ostro.core.messages.commands import (
 from ostro.core.messages.requests import JobRequest, Request, TokenRequest
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.plugins.watchdog import Watchdog
-from ostro.core.records import Import, Settings, resolve
+from ostro.core.records import Import, resolve
+from ostro.core.settings import Settings
 from ostro.core.threads import THREADS
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ostro.core.records import Architecture, Settings, resolve
+from ostro.core.records import Architecture, resolve
+from ostro.core.settings import Settings
 
 if TYPE_CHECKING:
     from torch import Tensor

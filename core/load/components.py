@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from ostro.core.load.container import Container
 from ostro.core.load.open import gguf_name, open_container
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Architecture, Settings, TensorInfo, resolve
+from ostro.core.records import Architecture, TensorInfo, resolve
+from ostro.core.settings import Settings
 
 if TYPE_CHECKING:
     import torch

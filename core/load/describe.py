@@ -27,7 +27,8 @@ from ostro.core.load.weights import WeightReader, arrange, slots
 from ostro.core.nn import Model
 from ostro.core.ops import Target
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Architecture, Settings, resolve
+from ostro.core.records import Architecture, resolve
+from ostro.core.settings import Settings
 
 DTYPES = {
     "float32": torch.float32,

@@ -25,7 +25,7 @@ from ostro.core.ops import Choice, Op, Target
 from ostro.core.placement.offload import with_storages
 from ostro.core.placement.placement import Placement, choose_placement
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import ProgressCallback, Settings
+from ostro.core.settings import ProgressCallback, Settings
 
 logger = logging.getLogger(__name__)
 

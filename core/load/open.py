@@ -20,7 +20,8 @@ from ostro.core.load import bare, transformers_backend
 from ostro.core.load.container import CONFIG_BYTES, CheckpointOpener, ConfigReader, Container
 from ostro.core.paths import read_regular
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import STARTER, Architecture, Files, Settings, resolve
+from ostro.core.records import Architecture, Files, resolve
+from ostro.core.settings import STARTER, Settings
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,8 @@ from ostro.core.nn import Embedding, Linear, Router
 from ostro.core.nn.experts import ExpertLinear
 from ostro.core.nn.linear import Slot
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import ProgressCallback, Settings, resolve
+from ostro.core.records import resolve
+from ostro.core.settings import ProgressCallback, Settings
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,7 +27,8 @@ from ostro.core.nn.linear import Slot
 from ostro.core.nn.storage import QuantizingStorageClass, Storage
 from ostro.core.placement.patterns import PatternRule, ancestors, read_rules, regex
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Format, Planner, Quantizer, Settings, resolve
+from ostro.core.records import Format, Planner, Quantizer, resolve
+from ostro.core.settings import Settings
 
 SHORT: Mapping[str, str] = {bits: f"q{bits}k" for bits in "23456"} | {"8": "q8_0"}
 """Formats by number of bits, the same as in mistral.rs on CPU and CUDA."""

@@ -20,7 +20,8 @@ from ostro.core.nn import Embedding
 from ostro.core.nn.linear import Slot
 from ostro.core.nn.storage import Storage
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings, TensorInfo, resolve
+from ostro.core.records import TensorInfo, resolve
+from ostro.core.settings import Settings
 
 ROWS = 64
 """Rows of a sample; a multiple of the rows that any kernel layout interleaves."""

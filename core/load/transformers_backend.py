@@ -12,7 +12,8 @@ from typing import Any
 
 from ostro.core.errors import UnsupportedArchitecture
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Architecture, Files, Settings
+from ostro.core.records import Architecture, Files
+from ostro.core.settings import Settings
 
 BODY = "transformers"
 """The prefix of a record's `model` that selects the backend, and the name of its plugin."""

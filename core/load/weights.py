@@ -30,7 +30,8 @@ from ostro.core.placement.offload import move_to_host
 from ostro.core.placement.patterns import ancestors
 from ostro.core.placement.placement import Placement
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import ProgressCallback, Quantizer, TensorInfo, resolve
+from ostro.core.records import Quantizer, TensorInfo, resolve
+from ostro.core.settings import ProgressCallback
 
 MAX_LISTED = 10
 

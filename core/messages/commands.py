@@ -7,7 +7,7 @@ import msgspec
 from ostro.core.errors import EngineDied, OstroError, describe_error, rebuild_error
 from ostro.core.messages.outputs import Output, Stats
 from ostro.core.messages.requests import DEFAULT, Request
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 
 
 class ModelSpec(msgspec.Struct):

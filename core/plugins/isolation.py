@@ -12,8 +12,9 @@ from typing import Any
 
 from ostro.core.errors import OstroError, PluginError
 from ostro.core.hooks import PREFIX
+from ostro.core.plugins.kinds import KINDS
 from ostro.core.plugins.validation import check_records
-from ostro.core.records import API, KINDS
+from ostro.core.records import API
 
 
 def isolate(

@@ -29,8 +29,10 @@ from ostro.core.plugins import discovery
 from ostro.core.plugins.conflicts import Claims, RecordClaim, conflict
 from ostro.core.plugins.discovery import Candidate
 from ostro.core.plugins.isolation import isolate, message_of, reason
-from ostro.core.records import API, KINDS, Architecture, Files, Settings
+from ostro.core.plugins.kinds import KINDS
+from ostro.core.records import API, Architecture, Files
 from ostro.core.results import InvalidResult
+from ostro.core.settings import Settings
 
 log = logging.getLogger(__name__)
 

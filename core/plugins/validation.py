@@ -10,17 +10,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from ostro.core.errors import PluginError
-from ostro.core.records import (
-    API,
-    KINDS,
-    Architecture,
-    Conformance,
-    EventFormat,
-    Format,
-    Record,
-    RequestBody,
-    Scope,
-)
+from ostro.core.plugins.kinds import KINDS
+from ostro.core.records import API, Architecture, Conformance, Format, Record
+from ostro.core.routes import EventFormat, RequestBody, Scope
 
 MAX_RECORDS = 1000
 """Maximum records per plugin and kind: stops a generator that never ends."""

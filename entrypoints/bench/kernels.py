@@ -29,7 +29,7 @@ from ostro.core.errors import UsageError
 from ostro.core.messages.commands import ModelSpec
 from ostro.core.ops.launch import Key, override_lookup
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import ProgressCallback, Settings
+from ostro.core.settings import ProgressCallback, Settings
 from ostro.entrypoints.bench.steps import operations, prepared_step, run_step, wrapped_methods
 
 STREAMS = (1, 2, 4, 8, 16, 32, 64)

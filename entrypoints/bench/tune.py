@@ -18,7 +18,7 @@ from ostro.core.engine.startup.start import open_engine
 from ostro.core.errors import OstroError, UsageError
 from ostro.core.messages.commands import ModelSpec
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import ProgressCallback, Settings
+from ostro.core.settings import ProgressCallback, Settings
 from ostro.core.threads import THREADS
 from ostro.entrypoints.bench.local import measure
 

@@ -21,7 +21,7 @@ from ostro.entrypoints.cli.parser import Advanced
 if TYPE_CHECKING:
     from ostro.core.adapters.weights import AdapterWeights
     from ostro.core.plugins.manager import PluginManager
-    from ostro.core.records import Settings
+    from ostro.core.settings import Settings
     from ostro.entrypoints.python.model import LocalModel
 
 NAME = "adapter"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ostro.core.errors import UsageError
-from ostro.core.records import STARTER, Settings
+from ostro.core.settings import STARTER, Settings
 from ostro.entrypoints.cli.options import (
     add_model_options,
     add_reference,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ostro.core.errors import UsageError, nearest
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.entrypoints.cli.options import (
     add_adapter_options,
     add_model_options,

@@ -11,7 +11,7 @@ from ostro.entrypoints.cli.options import add_model_options, add_reference, pars
 
 if TYPE_CHECKING:
     from ostro.core.plugins.manager import PluginManager
-    from ostro.core.records import Settings
+    from ostro.core.settings import Settings
     from ostro.entrypoints.fit.report import Fit, FitReport
 
 

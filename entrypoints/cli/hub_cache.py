@@ -11,7 +11,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from ostro.core.errors import ModelNotFound, UsageError, nearest
-from ostro.core.records import Alias, HubReference
+from ostro.core.records import Alias
+from ostro.core.settings import HubReference
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo, CachedRevisionInfo, HFCacheInfo

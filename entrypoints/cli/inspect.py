@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from typing import Any
 
-from ostro.core.records import STARTER
+from ostro.core.settings import STARTER
 from ostro.entrypoints.cli.options import add_plugin_option, add_reference
 
 
@@ -56,7 +56,7 @@ def describe(reference: str, *, offline: bool, plugins: list[str]) -> dict[str, 
     from ostro.core.errors import UnsupportedArchitecture
     from ostro.core.load.open import architecture_of, find, open_container, title_of
     from ostro.core.plugins.manager import PluginManager
-    from ostro.core.records import Settings
+    from ostro.core.settings import Settings
 
     settings, manager = Settings(reference=reference, offline=offline), PluginManager()
     manager.load(settings, plugins)

@@ -14,7 +14,7 @@ from ostro.entrypoints.cli.quantize import WriteProgress
 
 if TYPE_CHECKING:
     from ostro.core.plugins.manager import PluginManager
-    from ostro.core.records import Settings
+    from ostro.core.settings import Settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

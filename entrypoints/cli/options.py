@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ostro.core.errors import UsageError
-from ostro.core.records import STARTER, Settings
+from ostro.core.settings import STARTER, Settings
 from ostro.entrypoints.cli.parser import Advanced
 
 

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ostro.core.plugins.manager import PluginManager
-    from ostro.core.records import Settings
+    from ostro.core.settings import Settings
 
     settings = Settings(
         revision=args.revision, token_source=args.token_source, offline=args.offline

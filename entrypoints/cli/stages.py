@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ostro.entrypoints.progress import LoadingLine
 
 if TYPE_CHECKING:
-    from ostro.core.records import ProgressCallback
+    from ostro.core.settings import ProgressCallback
 
 INTERVAL = 3.0
 """Seconds between two lines."""

@@ -11,7 +11,7 @@ from ostro.core.errors import UsageError
 from ostro.entrypoints.cli.options import add_model_options, add_reference, parse_settings
 
 if TYPE_CHECKING:
-    from ostro.core.records import Settings
+    from ostro.core.settings import Settings
     from ostro.entrypoints.bench.kernels import KernelTuning
     from ostro.entrypoints.bench.tune import Tuning
 

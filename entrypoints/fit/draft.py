@@ -14,7 +14,7 @@ from ostro.core.load.open import find
 from ostro.core.load.sizes import Sizes
 from ostro.core.nn import AssistantModel
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.entrypoints.fit.room import cache_of
 from ostro.entrypoints.fit.weights import STORED, weigh_as
 

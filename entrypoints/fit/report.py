@@ -14,7 +14,7 @@ from ostro.core.load.describe import ModelOutline, outline
 from ostro.core.load.open import title_of
 from ostro.core.load.sizes import Sizes
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import ProgressCallback, Settings
+from ostro.core.settings import ProgressCallback, Settings
 from ostro.core.threads import THREADS
 from ostro.entrypoints.fit.bandwidth import measure_bandwidth
 from ostro.entrypoints.fit.draft import draft_of

@@ -18,7 +18,7 @@ from ostro.core.load.describe import ModelOutline, choose_context
 from ostro.core.load.model import LoadedModel
 from ostro.core.placement.placement import Placement
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from ostro.core.nn import CachedLayer, Embedding, Head, Linear, Model
 from ostro.core.nn.experts import ExpertLinear
 from ostro.core.nn.linear import Slot
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import ProgressCallback
+from ostro.core.settings import ProgressCallback
 
 STORED = "as stored"
 """Name of the variant without quantization at load."""

@@ -21,7 +21,7 @@ from starlette.websockets import WebSocket
 
 from ostro.core.errors import OstroError
 from ostro.core.plugins.manager import ROUTES_NOTE, PluginManager
-from ostro.core.records import Endpoint, Route
+from ostro.core.routes import Endpoint, Route
 from ostro.entrypoints.api.openai import (
     batches,
     embeddings,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ostro.core.errors import UsageError
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.entrypoints.http.loop_watchdog import watch_event_loop
 from ostro.entrypoints.http.options import Options
 from ostro.entrypoints.serve_config import ModelOptions, check_names

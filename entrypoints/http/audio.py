@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ostro.core.records import Route
+from ostro.core.routes import Route
 from ostro.core.tasks import TokenLogprob, Transcript
 from ostro.entrypoints.api.openai.types import adapter_headers, unless_none
 from ostro.entrypoints.http.body import read_form

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.types import Message, Receive
 
 from ostro.core.errors import RequestError, StoreError
-from ostro.core.records import RequestBody
+from ostro.core.routes import RequestBody
 from ostro.entrypoints.http.budget import HeldBody
 from ostro.entrypoints.http.context import operations_of
 from ostro.entrypoints.http.errors import CLOSE

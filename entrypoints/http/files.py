@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ostro.core.pipeline import check_fields
-from ostro.core.records import Route
+from ostro.core.routes import Route
 from ostro.entrypoints.api.openai.files import (
     FileObject,
     UploadPartObject,

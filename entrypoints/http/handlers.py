@@ -12,7 +12,7 @@ from starlette.responses import Response, StreamingResponse
 
 from ostro.core.errors import OstroError
 from ostro.core.plugins.task_errors import task_errors
-from ostro.core.records import Content, Endpoint, RequestBody, Route
+from ostro.core.routes import Content, Endpoint, RequestBody, Route
 from ostro.entrypoints.http.body import read_request
 from ostro.entrypoints.http.context import caller_of, operations_of
 from ostro.entrypoints.http.errors import respond, status_headers

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ostro.core.records import Route
+from ostro.core.routes import Route
 from ostro.entrypoints.http.openapi import openapi, schema_name
 
 HEAD = """# HTTP API: request fields

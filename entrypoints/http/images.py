@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ostro.core.errors import Unsupported
-from ostro.core.records import Route
+from ostro.core.routes import Route
 from ostro.entrypoints.api.openai.types import unless_none
 from ostro.entrypoints.http.body import read_form, read_request
 from ostro.entrypoints.http.context import caller_of, documents_of, operations_of

@@ -23,7 +23,7 @@ from starlette.responses import Response
 from ostro.core.errors import OstroError
 from ostro.core.ipc.process import ProcessEngine
 from ostro.core.messages.outputs import Stats
-from ostro.core.records import Route
+from ostro.core.routes import Route
 from ostro.core.store import StoreUsage
 from ostro.entrypoints.http.errors import respond
 from ostro.entrypoints.http.measurement import RequestMetrics

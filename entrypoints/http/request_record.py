@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.routing import Match
 from starlette.types import Scope
 
-from ostro.core.records import Route
+from ostro.core.routes import Route
 from ostro.entrypoints.operations.access.caller import Caller
 
 METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))

@@ -22,7 +22,7 @@ from ostro.core.ipc.process import ProcessEngine
 from ostro.core.messages.commands import ModelInfo, Ready
 from ostro.core.pipeline import ServedModel
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.entrypoints.http.app import make_app
 from ostro.entrypoints.http.body_log import BodyLog
 from ostro.entrypoints.http.daemon_thread import in_thread
@@ -47,7 +47,7 @@ from ostro.entrypoints.progress import REDRAW_SECONDS, loading
 from ostro.entrypoints.serve_config import ModelOptions, check_names
 
 if TYPE_CHECKING:
-    from ostro.core.records import ProgressCallback
+    from ostro.core.settings import ProgressCallback
 
 log = logging.getLogger(__name__)
 QUEUE = 32

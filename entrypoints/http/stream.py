@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from ostro.core.errors import OstroError
 from ostro.core.plugins.task_errors import task_errors
-from ostro.core.records import EventFormat
+from ostro.core.routes import EventFormat
 from ostro.entrypoints.http.deadline import deadline_of, timed_out
 from ostro.entrypoints.http.errors import InternalError, request_id, respond_to
 from ostro.entrypoints.operations.requests.errors import error_content_of

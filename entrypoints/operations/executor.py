@@ -11,7 +11,7 @@ import msgspec
 
 from ostro.core.errors import OstroError, StepFailed, Unsupported
 from ostro.core.plugins.task_errors import task_errors
-from ostro.core.records import Content, RequestBody, Route
+from ostro.core.routes import Content, RequestBody, Route
 from ostro.core.store import new_id
 from ostro.entrypoints.operations.access.admission import claim
 from ostro.entrypoints.operations.access.caller import Caller, Forbidden

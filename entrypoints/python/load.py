@@ -12,7 +12,7 @@ import msgspec
 from ostro.core.errors import UsageError
 from ostro.core.pipeline import ServedModel
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import STARTER, ProgressCallback, Settings
+from ostro.core.settings import STARTER, ProgressCallback, Settings
 from ostro.core.tokenizer import Tokenizer
 from ostro.entrypoints.open import find_model, open_tokenizer
 from ostro.entrypoints.python.model import LocalModel

@@ -23,7 +23,8 @@ from ostro.core.messages.text_requests import (
 )
 from ostro.core.pipeline import Continuation, SamplingDefaults, ServedModel, TextPipeline
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import ProgressCallback, resolve
+from ostro.core.records import resolve
+from ostro.core.settings import ProgressCallback
 from ostro.core.tasks import Ranked, Sound, Transcript
 from ostro.core.tokenizer import Tokenizer
 from ostro.entrypoints.open import make_pipelines

@@ -18,7 +18,7 @@ from ostro.core.engine.startup.start import open_weights
 from ostro.core.errors import UsageError
 from ostro.core.load.model import LoadedModel
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import ProgressCallback, Settings
+from ostro.core.settings import ProgressCallback, Settings
 from ostro.core.step import Step
 from ostro.core.threads import THREADS
 from ostro.entrypoints.open import name_of, open_tokenizer

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ostro.core.errors import UsageError
-from ostro.core.records import STARTER
+from ostro.core.settings import STARTER
 from ostro.core.tokenizer import Tokenizer
 
 FOLDER = Path(__file__).parent / "texts"

@@ -11,9 +11,10 @@ from typing import TypeGuard
 
 from ostro.core import hooks
 from ostro.core.commands import COMMANDS
+from ostro.core.plugins.kinds import KINDS
 from ostro.core.plugins.manager import HOOKS
 from ostro.core.plugins.validation import CHECKS, is_compatible
-from ostro.core.records import API, KINDS, Architecture, Command, Conformance, Record
+from ostro.core.records import API, Architecture, Command, Conformance, Record
 from ostro.errors import nearest
 from ostro.plugins.authoring.finding import Finding, error, warning
 from ostro.plugins.authoring.package import Package

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 
-from ostro.core.records import KINDS
+from ostro.core.plugins.kinds import KINDS
 from ostro.plugins.authoring.finding import Finding, error
 from ostro.plugins.authoring.package import Package
 from ostro.plugins.authoring.surface import breach, imports

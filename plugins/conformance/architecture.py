@@ -18,7 +18,8 @@ import pytest
 
 from ostro.core.errors import OstroError
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Architecture, Settings
+from ostro.core.records import Architecture
+from ostro.core.settings import Settings
 from ostro.plugins.conformance.checks import CHECKS, checks_of
 from ostro.plugins.conformance.decoder import RAGGED as RAGGED
 from ostro.plugins.conformance.outputs import NonzeroDelta as NonzeroDelta

@@ -26,7 +26,8 @@ from torch import Tensor
 
 from ostro.core.errors import PluginError
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Architecture, Settings, resolve
+from ostro.core.records import Architecture, resolve
+from ostro.core.settings import Settings
 from ostro.plugins.conformance.weights import construct, draw, mean_of, read_config, reinitialise
 
 SPREADS = (0.2, 0.02)

@@ -27,7 +27,8 @@ from ostro.core.messages.prompt import Prompt
 from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.nn import EncoderModel
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Architecture, Settings, resolve
+from ostro.core.records import Architecture, resolve
+from ostro.core.settings import Settings
 from ostro.plugins.conformance import golden, references
 from ostro.plugins.conformance.examples import Example
 from ostro.plugins.conformance.weights import read_config

@@ -13,7 +13,8 @@ from ostro.core.config import ModelConfig
 from ostro.core.load.describe import parts
 from ostro.core.load.names import Names
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Architecture, Settings
+from ostro.core.records import Architecture
+from ostro.core.settings import Settings
 
 SEED = 0
 

@@ -66,10 +66,8 @@ if TYPE_CHECKING:
         CommandParser,
         CommandRunner,
         Conformance,
-        Endpoint,
         Files,
         Format,
-        HubReference,
         LogitsProcessor,
         Mutant,
         Parser,
@@ -77,8 +75,6 @@ if TYPE_CHECKING:
         Planner,
         Quantizer,
         Record,
-        Route,
-        Settings,
         Speculator,
         Store,
         TensorInfo,
@@ -86,6 +82,8 @@ if TYPE_CHECKING:
         TokenizerSource,
         resolve,
     )
+    from ostro.core.routes import Endpoint, Route
+    from ostro.core.settings import HubReference, Settings
     from ostro.core.step import Features, Medium, Slice, Step
     from ostro.core.store import (
         BlobWriter,
@@ -131,9 +129,10 @@ _NAMES = {
     "ostro.core.output": "OutputParserClass",
     "ostro.core.pipeline": "PipelineClass",
     "ostro.core.records": "Adapter Alias Architecture Cache Checkpoint Command CommandParser "
-    "CommandRunner Conformance Endpoint Files Format HubReference LogitsProcessor Mutant Parser "
-    "Pipeline Planner Quantizer Record Route Settings Speculator Store TensorInfo TokenizerFormat "
-    "TokenizerSource resolve",
+    "CommandRunner Conformance Files Format LogitsProcessor Mutant Parser Pipeline Planner "
+    "Quantizer Record Speculator Store TensorInfo TokenizerFormat TokenizerSource resolve",
+    "ostro.core.routes": "Endpoint Route",
+    "ostro.core.settings": "HubReference Settings",
     "ostro.core.step": "Features Medium Slice Step",
     "ostro.core.store": "BlobWriter Document DocumentStore StoreOpener StoreUsage new_id",
     "ostro.core.tokenizer.tokenizer": "TokenizerLoader TokenizerWriter",

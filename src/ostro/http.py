@@ -10,7 +10,7 @@ Starlette in its place (`read_form`, `read_request`, `respond`, `EventStream`).
 
 from __future__ import annotations
 
-from ostro.core.records import Content, EventFormat, Handler, RequestBody
+from ostro.core.routes import Content, EventFormat, Handler, RequestBody
 from ostro.entrypoints.api.openai.bodies import ChatBody, CompletionBody, read_logprobs
 from ostro.entrypoints.api.openai.tools import read_tools
 from ostro.entrypoints.http.asgi import Application

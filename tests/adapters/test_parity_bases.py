@@ -29,7 +29,7 @@ from ostro.core.load.model import LoadedModel, requantize
 from ostro.core.load.weights import slots
 from ostro.core.nn import Embedding, Linear, Model
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.plugins.conformance.formats import densify
 from ostro.plugins.conformance.parity import Subject, reinitialise, subject
 from ostro.quant.bnb import STATE

@@ -27,7 +27,7 @@ from ostro.core.load.model import load_model
 from ostro.core.messages.commands import ModelSpec
 from ostro.core.messages.requests import JobRequest, PoolingRequest
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.core.step import ROWS, Step
 from ostro.plugins.conformance.parity import subject
 

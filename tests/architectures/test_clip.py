@@ -28,7 +28,8 @@ from ostro.core.load.weights import WeightReader, fill
 from ostro.core.nn import Linear
 from ostro.core.ops import Target
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Mutant, Settings
+from ostro.core.records import Mutant
+from ostro.core.settings import Settings
 from ostro.core.step import ROWS
 from ostro.plugins.conformance.architecture import ArchitectureTests, NonzeroDelta
 from ostro.plugins.conformance.parity import BAR, RED, STD, deviation, reinitialise

@@ -38,7 +38,8 @@ from ostro.core.load.model import load_model
 from ostro.core.messages.requests import JobRequest
 from ostro.core.nn import Embedding, Linear
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Mutant, Settings
+from ostro.core.records import Mutant
+from ostro.core.settings import Settings
 from ostro.core.step import ROWS, Step
 from ostro.plugins.conformance.architecture import NonzeroDelta
 from ostro.plugins.conformance.parity import BAR, RED, SMALL, deviation

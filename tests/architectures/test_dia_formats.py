@@ -16,7 +16,7 @@ from tiny.dia import make_dia
 from ostro.architectures.dia import WIDE
 from ostro.core.load.model import load_model
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.core.step import ROWS
 from ostro.plugins.conformance.architecture import all_plugins
 from ostro.plugins.conformance.formats import (

@@ -22,7 +22,7 @@ from ostro.core.load.model import load_model
 from ostro.core.load.open import open_container
 from ostro.core.load.pooling import read_pooling
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.entrypoints.python.model import LocalModel
 from ostro.plugins.conformance.architecture import ArchitectureTests
 from ostro.plugins.conformance.parity import BAR, deviation, reinitialise, subject

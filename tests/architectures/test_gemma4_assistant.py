@@ -25,7 +25,7 @@ from ostro.core.errors import CheckpointError, ConfigError, Unsupported
 from ostro.core.load.model import load_model
 from ostro.core.load.weights import slots
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.core.step import ROWS
 from ostro.entrypoints.open import find_model
 from ostro.plugins.conformance.names import fault_of

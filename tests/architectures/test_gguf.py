@@ -17,7 +17,7 @@ from ostro.core.errors import CheckpointError, ConfigError
 from ostro.core.load.model import load_model
 from ostro.core.load.open import identify, open_container
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.plugins.conformance.parity import BAR, Subject, deviation, subject
 
 GEMMA3_ROPE = {

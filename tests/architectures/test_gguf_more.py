@@ -18,7 +18,8 @@ from ostro.core.errors import ConfigError
 from ostro.core.load.model import load_model
 from ostro.core.load.open import open_container
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings, resolve
+from ostro.core.records import resolve
+from ostro.core.settings import Settings
 from ostro.entrypoints.cli.quantize import write
 from ostro.entrypoints.python.model import LocalModel
 from ostro.plugins.conformance.parity import BAR, SMALL, STD, deviation, subject

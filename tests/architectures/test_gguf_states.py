@@ -13,7 +13,8 @@ from torch import Tensor
 
 from ostro.core.load.model import load_model
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings, resolve
+from ostro.core.records import resolve
+from ostro.core.settings import Settings
 from ostro.plugins.conformance.parity import BAR, deviation, subject
 
 CHANGES: dict[str, dict[str, Any]] = {

@@ -14,7 +14,7 @@ from transformers import GptOssForCausalLM, Mxfp4Config
 
 from ostro.core.errors import CheckpointError
 from ostro.core.load.model import load_model
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.plugins.conformance.architecture import ArchitectureTests
 from ostro.plugins.conformance.parity import BAR, Subject, deviation, greedy
 

@@ -13,7 +13,7 @@ from ostro.architectures.granitemoehybrid.model import Config
 from ostro.core.errors import ConfigError
 from ostro.core.load.model import load_model
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.plugins.conformance.architecture import ArchitectureTests
 from ostro.plugins.conformance.parity import BAR, Subject, deviation, subject
 

@@ -12,7 +12,8 @@ import pytest
 from ostro.core.errors import RequestError
 from ostro.core.media.inputs import Inputs
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Architecture, Settings, resolve
+from ostro.core.records import Architecture, resolve
+from ostro.core.settings import Settings
 
 SIZES = ((1, 1), (9, 9), (24, 24), (30, 45), (45, 30), (26, 70), (200, 31), (31, 200), (333, 128))
 FEWER = {"idefics2": 1}

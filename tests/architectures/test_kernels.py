@@ -20,7 +20,8 @@ from ostro.core.ops import Fused, Target
 from ostro.core.ops.attention import AttentionMetadata
 from ostro.core.ops.rope.scaling import table
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings, resolve
+from ostro.core.records import resolve
+from ostro.core.settings import Settings
 from ostro.plugins.caches.paged.kind import Pages
 from ostro.plugins.conformance.kernels import DEVICE, compile_for, poison, targets
 from ostro.plugins.conformance.parity import BAR, deviation, subject

@@ -15,7 +15,7 @@ from tiny.vocabularies import write
 import ostro
 from ostro.core.load.model import load_model
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.entrypoints.python.model import LocalModel
 from ostro.plugins.conformance.parity import BAR, Subject, subject
 

@@ -20,7 +20,7 @@ from ostro.architectures.siglip import TINY as SIGLIP
 from ostro.core.errors import ConfigError, OstroError
 from ostro.core.load.model import load_model
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.plugins.conformance import ArchitectureTests
 from ostro.plugins.conformance.parity import BAR, subject
 

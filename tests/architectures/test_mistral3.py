@@ -103,7 +103,7 @@ def test_llava_with_pixtrals_encoder_equals_the_reference(plugins: PluginManager
 
 @pytest.fixture(scope="module")
 def plugins() -> PluginManager:
-    from ostro.core.records import Settings
+    from ostro.core.settings import Settings
 
     manager = PluginManager()
     manager.load(Settings())

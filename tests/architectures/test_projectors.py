@@ -18,7 +18,8 @@ from ostro.core.load.model import LoadedModel, load_model
 from ostro.core.load.open import open_container
 from ostro.core.media.inputs import Inputs
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings, resolve
+from ostro.core.records import resolve
+from ostro.core.settings import Settings
 from ostro.entrypoints.cli.quantize import write as quantize
 from ostro.entrypoints.open import find_model
 from ostro.plugins.conformance.examples import Example, pixels

@@ -19,7 +19,7 @@ from ostro.core.errors import CheckpointError, OstroError, Unsupported
 from ostro.core.load.model import LoadedModel, load_model
 from ostro.core.nn import ExpertLinear
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.plugins.conformance.parity import BAR, deviation
 from ostro.plugins.conformance.weights import reinitialise
 

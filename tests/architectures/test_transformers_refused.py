@@ -21,7 +21,7 @@ from ostro.core.errors import UnsupportedArchitecture as Unclaimed
 from ostro.core.load.model import LoadedModel, load_model
 from ostro.core.nn import Linear
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.entrypoints.cli.models import inventory
 from ostro.plugins.conformance.parity import BAR, deviation
 

@@ -31,7 +31,7 @@ from tiny.vision import IDS, make_vision
 
 from ostro.core.errors import ConfigError
 from ostro.core.media.worker import SECONDS, MediaWorker
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 
 CHAT = "/v1/chat/completions"
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12}

@@ -27,7 +27,7 @@ from ostro.core.errors import OstroError
 from ostro.core.load.model import load_model
 from ostro.core.load.quantize import makers
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.plugins.checkpoints.uqff.write import Entry, write
 from ostro.plugins.conformance.parity import subject
 

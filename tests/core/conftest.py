@@ -12,7 +12,7 @@ import pytest
 from ostro.core import env
 from ostro.core.engine.engine import Engine
 from ostro.core.plugins.manager import PluginInfo, PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.plugins.conformance.parity import Subject, subject
 
 

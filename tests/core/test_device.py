@@ -15,7 +15,7 @@ from ostro.core.engine.location import runs_model
 from ostro.core.load.describe import choose_dtype, explain_dtype
 from ostro.core.nn import Model
 from ostro.core.placement.placement import Placement
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 
 SECOND = torch.device("cuda", 1)
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32

@@ -19,10 +19,10 @@ from safetensors.torch import save_file
 from tiny.model import make_model
 
 import ostro
-from ostro.core import env, hooks, records
+from ostro.core import env, hooks, records, routes, settings
 from ostro.core.errors import UnsupportedArchitecture
+from ostro.core.plugins.kinds import KINDS
 from ostro.core.plugins.manager import HOOKS, PluginManager
-from ostro.core.records import KINDS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "hooks.md"
@@ -33,9 +33,9 @@ GIVEN = (
     records.TokenizerSource,
     records.Conformance,
     records.Mutant,
-    records.Settings,
-    records.RequestBody,
-    records.EventFormat,
+    settings.Settings,
+    routes.RequestBody,
+    routes.EventFormat,
 )
 
 

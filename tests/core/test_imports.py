@@ -200,7 +200,7 @@ def test_only_http_imports_the_web_framework() -> None:
 
     files = [file for file in FILES if not file.startswith("entrypoints/http/")]
     found = {file: web for file in files if (web := packages(file) & WEB)}
-    assert found == {"core/records.py": {"starlette"}}  # the types of `Endpoint`
+    assert found == {"core/routes.py": {"starlette"}}  # the types of `Endpoint`
 
 
 def test_every_public_name_is_there_and_typed() -> None:

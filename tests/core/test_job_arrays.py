@@ -11,7 +11,8 @@ import pytest
 from ostro.core.errors import PluginError
 from ostro.core.messages.arrays import Array
 from ostro.core.pipeline import ServedModel
-from ostro.core.records import Architecture, Settings
+from ostro.core.records import Architecture
+from ostro.core.settings import Settings
 
 MODEL = ServedModel(
     settings=Settings(),

@@ -35,7 +35,8 @@ EDGES: Mapping[str, str] = {
 """
 
 FRONT = (
-    "chat ipc media messages pipeline plugins preparation records store tasks tokenizer worker"
+    "chat ipc media messages pipeline plugins preparation records routes settings store tasks "
+    "tokenizer worker"
 ).split()
 """Folders and files of the core that run without torch: those of clients and media workers."""
 

@@ -25,7 +25,7 @@ from echo.model import make_model
 
 SERVER = """
 import sys
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.entrypoints.http.server import serve
 from ostro.entrypoints.serve_config import ModelOptions
 ready = lambda url: print(url, flush=True)

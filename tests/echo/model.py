@@ -10,7 +10,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from ostro.core.chat import load_template
 from ostro.core.pipeline import ServedModel
-from ostro.core.records import Architecture, Settings
+from ostro.core.records import Architecture
+from ostro.core.settings import Settings
 from ostro.core.tokenizer import Tokenizer as OstroTokenizer
 
 START, END = "<|im_start|>", "<|im_end|>"

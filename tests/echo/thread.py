@@ -11,7 +11,7 @@ from ostro.core.errors import EngineDied
 from ostro.core.ipc import loop
 from ostro.core.ipc.client import AsyncEngine
 from ostro.core.messages.commands import Close, Failed, FromEngine, Progress, Ready, ToEngine
-from ostro.core.records import ProgressCallback
+from ostro.core.settings import ProgressCallback
 
 
 class QueueInbox:

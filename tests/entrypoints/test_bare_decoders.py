@@ -20,7 +20,7 @@ from ostro.core.errors import CheckpointError, OstroError, UsageError
 from ostro.core.load.model import load_model
 from ostro.core.load.planning import plan_model
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.entrypoints.merge import Merged
 from ostro.entrypoints.python.load import load_text
 from ostro.plugins.checkpoints.safetensors.write import write_safetensors

@@ -20,7 +20,7 @@ import ostro
 from ostro.core.ipc.client import AsyncEngine
 from ostro.core.messages.outputs import TokenOutput
 from ostro.core.messages.requests import TokenRequest
-from ostro.core.records import STARTER, Settings
+from ostro.core.settings import STARTER, Settings
 from ostro.entrypoints.cli import main
 from ostro.entrypoints.python.engine import LocalEngine
 from ostro.entrypoints.python.model import LocalModel

@@ -11,7 +11,7 @@ from tiny.server import serving
 
 import ostro
 from ostro.core.errors import StepFailed
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 
 TEXT = "the logits of this request are not finite in float16; load the model with --dtype bfloat16"
 [BAD] = make_tokenizer().encode("z").ids

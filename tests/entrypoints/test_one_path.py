@@ -20,7 +20,7 @@ from tiny.server import RunningServer, serving
 from tiny.vision import make_vision
 
 import ostro
-from ostro.core.records import STARTER, Settings
+from ostro.core.settings import STARTER, Settings
 from ostro.core.tokenizer.detokenizer import token_name
 from ostro.entrypoints.cli import main
 from ostro.entrypoints.operations.tasks.text import CompletionChoice

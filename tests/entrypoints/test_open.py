@@ -12,7 +12,8 @@ from ostro import Parser, Pipeline, hookimpl
 from ostro.core.errors import PluginError
 from ostro.core.pipeline import CheckpointSummary
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings, TensorInfo
+from ostro.core.records import TensorInfo
+from ostro.core.settings import Settings
 from ostro.entrypoints.open import check_parsers, find_model, make_pipelines, summary_of
 
 GPTQ = {"quantization_config": {"quant_method": "gptq"}}

@@ -22,7 +22,7 @@ from tiny.model import CONFIG, change_config, change_weights, make_gguf, make_mo
 
 from ostro.core.errors import UsageError
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.entrypoints.cli import main, stages
 from ostro.entrypoints.cli.quality import QUICK
 from ostro.entrypoints.quality import divergence, figures, layers, plot

@@ -16,7 +16,7 @@ from tiny.model import make_gguf, make_model
 
 from ostro.core.pipeline import SamplingDefaults
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.entrypoints.open import find_model
 from ostro.entrypoints.sampling_defaults import FALLBACK, GGUF_KEYS, GGUF_PREFIX, sampling_defaults
 

@@ -39,7 +39,7 @@ from ostro.core.messages.outputs import TokenOutput
 from ostro.core.messages.requests import AdapterRef, Sampling, TokenRequest
 from ostro.core.ops.attention import AttentionMetadata
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.core.step import Step
 from ostro.entrypoints.bench.adapters import random_adapter
 from ostro.plugins.conformance.kernels import DEVICE

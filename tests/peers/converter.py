@@ -34,7 +34,8 @@ from environments import default_root, python_of
 from ostro.core.errors import ConfigError, OstroError, Unsupported
 from ostro.core.load.model import load_model
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings, resolve
+from ostro.core.records import resolve
+from ostro.core.settings import Settings
 from ostro.plugins.conformance.parity import BAR, Subject, deviation, subject
 
 CHECKOUT = "LLAMA_CPP_SOURCES"

@@ -27,7 +27,7 @@ from environments import default_root, python_of
 
 from ostro.core.load.quantize import makers
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import STARTER, Settings
+from ostro.core.settings import STARTER, Settings
 from ostro.entrypoints.quality.figures import Quality, QualityReport
 from ostro.entrypoints.quality.measure import measure
 from ostro.entrypoints.quality.text import read_text

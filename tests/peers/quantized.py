@@ -49,7 +49,7 @@ from ostro.core.load.model import LoadedModel, load_model
 from ostro.core.nn import Experts, GatedMLP
 from ostro.core.nn.mlp import UNGATED
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.core.step import Step
 from ostro.plugins.conformance.formats import SAME, STD
 from ostro.plugins.conformance.parity import BAR, Subject, deviation, encode, greedy, subject

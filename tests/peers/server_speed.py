@@ -258,7 +258,7 @@ def work(args: argparse.Namespace) -> int:
 
     limit_spinning(os.environ)  # before torch is imported
     from ostro.core.engine.startup.warm_up import warm_up
-    from ostro.core.records import Settings
+    from ostro.core.settings import Settings
     from ostro.entrypoints.bench.local import run
     from ostro.entrypoints.python.load import load_text
 

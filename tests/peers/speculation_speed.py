@@ -41,7 +41,8 @@ from ostro.core.load.weights import slots
 from ostro.core.messages.commands import ModelSpec
 from ostro.core.messages.requests import DEFAULT, Sampling, TokenRequest
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings, resolve
+from ostro.core.records import resolve
+from ostro.core.settings import Settings
 
 VOCAB = 151_936
 CLUSTER_BITS = 11

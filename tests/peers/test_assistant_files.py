@@ -24,7 +24,7 @@ from ostro.core.load.model import LoadedModel, load_model
 from ostro.core.load.planning import plan_model
 from ostro.core.load.saving import Saving
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.plugins.checkpoints.gguf.write import write_gguf
 from ostro.plugins.conformance.parity import BAR, subject
 

@@ -13,7 +13,7 @@ import uqff
 from environments import default_root, python_of
 
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 
 pytestmark = pytest.mark.peer
 

@@ -40,7 +40,8 @@ from ostro.core.load.open import open_container
 from ostro.core.load.quantize import makers
 from ostro.core.nn.storage import Stored
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Quantizer, Settings, TensorInfo, resolve
+from ostro.core.records import Quantizer, TensorInfo, resolve
+from ostro.core.settings import Settings
 from ostro.plugins.checkpoints.uqff.write import Entry, write
 from ostro.plugins.conformance.parity import Subject, greedy, subject
 

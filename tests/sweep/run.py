@@ -27,7 +27,7 @@ from ostro.core.engine.startup.build import build_engine
 from ostro.core.errors import OstroError
 from ostro.core.load.model import load_model
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.plugins.conformance.parity import BAR, deviation
 from ostro.plugins.conformance.weights import reinitialise
 from sweep.configs import tiny_configs

@@ -29,7 +29,7 @@ from transformers.models.auto.modeling_auto import (
 from ostro.core.errors import OstroError
 from ostro.core.load.describe import outline
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from sweep.configs import FIELDS, defaults_of, tiny
 
 PARTS = ("text", "decoder", "talker", "thinker", "language")

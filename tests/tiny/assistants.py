@@ -28,7 +28,7 @@ from ostro.core.engine.proposers.assistant import AssistantProposer
 from ostro.core.engine.speculation import DraftRequest
 from ostro.core.engine.startup.warm_up import make_ready
 from ostro.core.load.model import LoadedModel, load_model
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.plugins.conformance.parity import Subject, deviation, reinitialise
 from tiny.drafts import Oracle, speculation_of
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from ostro.core.load.model import load_model
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.plugins.conformance.parity import BAR, Subject, deviation
 
 

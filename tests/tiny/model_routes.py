@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import httpx
 
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.entrypoints.serve_config import ModelOptions
 from tiny.server import RunningServer, serving_models
 

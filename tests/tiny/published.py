@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ostro.core.errors import OstroError
 from ostro.core.load.model import LoadedModel, load_model
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.plugins.conformance.parity import Subject, deviation
 
 HOSTILE: tuple[Any, ...] = (

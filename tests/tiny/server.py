@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from ostro.core.messages.outputs import Stats
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.entrypoints.http.listener import listen
 from ostro.entrypoints.http.options import Options
 from ostro.entrypoints.http.server import Server

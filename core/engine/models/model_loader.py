@@ -19,7 +19,7 @@ from ostro.core.device import return_memory
 from ostro.core.engine.models.model_engines import ModelEngines
 from ostro.core.errors import CheckpointError, OstroError
 from ostro.core.messages.commands import FromEngine, ModelSpec, Progress
-from ostro.core.records import ProgressCallback
+from ostro.core.settings import ProgressCallback
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -34,7 +34,7 @@ from ostro.core.messages.commands import (
 )
 from ostro.core.messages.outputs import Output, Stats, TokenOutput
 from ostro.core.messages.requests import DEFAULT, AdapterRef, Request, TokenRequest
-from ostro.core.records import ProgressCallback
+from ostro.core.settings import ProgressCallback
 
 log = logging.getLogger(__name__)
 

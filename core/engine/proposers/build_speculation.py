@@ -24,7 +24,8 @@ from ostro.core.load.multi_token import HEADS
 from ostro.core.nn import AssistantModel, MultiTokenHead, TokenModel
 from ostro.core.placement.offload import with_storages
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings, resolve
+from ostro.core.records import resolve
+from ostro.core.settings import Settings
 
 
 def draft_model_settings(settings: Settings, plugins: PluginManager) -> Settings | None:

@@ -17,7 +17,7 @@ from ostro.core.engine.sequence import Sequence as TokenSequence
 from ostro.core.engine.speculation import DraftRequest, Proposer
 from ostro.core.engine.standalone import standalone_sequence
 from ostro.core.errors import UsageError
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.core.tokenizer.vocabulary import Vocabulary
 
 FIELDS = (

@@ -20,7 +20,7 @@ from ostro.core.load.describe import target_of
 from ostro.core.load.model import LoadedModel
 from ostro.core.nn import Head, Linear
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 
 HOST_BYTES = 8 << 30
 """Bytes of adapters in host memory, the default of --adapter-memory."""

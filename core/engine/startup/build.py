@@ -31,7 +31,7 @@ from ostro.core.load.model import LoadedModel, describe
 from ostro.core.nn import AssistantModel, TokenModel
 from ostro.core.ops import Target
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 
 MAX_CPU_GRAPH_ROWS = 8
 """Rows of the largest decode step that is captured on CPU: Python is a small part of larger ones.

@@ -23,7 +23,8 @@ from ostro.core.load.describe import DTYPES
 from ostro.core.load.model import LoadedModel
 from ostro.core.nn import CachedLayer
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings, resolve
+from ostro.core.records import resolve
+from ostro.core.settings import Settings
 
 QUANTIZED_KV = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 """Quantized dtypes of the K/V cache, stored with scales; not every cache kind supports them."""

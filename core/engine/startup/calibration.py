@@ -36,7 +36,7 @@ from ostro.core.nn import Head, Linear, Router
 from ostro.core.nn.experts import ExpertLinear
 from ostro.core.ops import Target
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import ProgressCallback, Settings
+from ostro.core.settings import ProgressCallback, Settings
 
 TOKENS = 768
 """The least tokens of texts; importances are measured on all of them."""

@@ -9,7 +9,7 @@ import torch
 from ostro.core.cache import CacheKind
 from ostro.core.device import format_bytes, free_bytes, parse_size
 from ostro.core.errors import InsufficientMemory
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 
 BLOCK = {"cuda": 16, "cpu": 64}
 """Tokens per block: small on GPUs, where gathers are cheap; longer contiguous runs on CPU."""

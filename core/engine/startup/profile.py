@@ -22,7 +22,7 @@ from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.nn import TokenModel
 from ostro.core.plugins.isolation import message_of
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 
 RULES = Sampling(temperature=1, top_k=20, top_p=0.95, presence_penalty=1, max_tokens=1)
 """Sampling that allocates the tables of penalties, which stay."""

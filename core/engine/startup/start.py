@@ -38,7 +38,7 @@ from ostro.core.messages.commands import ModelSpec
 from ostro.core.messages.requests import DEFAULT
 from ostro.core.nn import AssistantModel, EncoderModel, JobModel, Model, TokenModel
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import ProgressCallback, Settings
+from ostro.core.settings import ProgressCallback, Settings
 from ostro.core.threads import THREADS
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ostro.core.records import RequestBody, Route
+from ostro.core.routes import RequestBody, Route
 from ostro.entrypoints.api.openai.pages import MAX_JSON, ListPage, make_page
 from ostro.entrypoints.operations.access.caller import Caller
 from ostro.entrypoints.operations.documents.batches import (

@@ -8,7 +8,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ostro.core.records import Content, RequestBody, Route
+from ostro.core.routes import Content, RequestBody, Route
 from ostro.entrypoints.api.openai.pages import MAX_JSON, ListPage, make_page
 from ostro.entrypoints.operations.access.caller import Caller
 from ostro.entrypoints.operations.documents.files import File, FileListRequest

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ostro.core.messages.target import ModelTarget
-from ostro.core.records import Content, Route
+from ostro.core.routes import Content, Route
 from ostro.entrypoints.api.openai.types import adapter_headers, unless_none
 from ostro.entrypoints.operations.access.caller import Caller
 from ostro.entrypoints.operations.operations import Operations

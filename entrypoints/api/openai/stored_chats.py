@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ostro.core.errors import RequestError
-from ostro.core.records import RequestBody, Route
+from ostro.core.routes import RequestBody, Route
 from ostro.entrypoints.api.openai.bodies import ChatBody
 from ostro.entrypoints.api.openai.chat_store import (
     ChatListRequest,

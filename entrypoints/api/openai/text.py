@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 from msgspec import UNSET, UnsetType
 
 from ostro.core.messages.text import ChoiceEnd, Event
-from ostro.core.records import RequestBody, Route
+from ostro.core.routes import RequestBody, Route
 from ostro.core.store import new_id
 from ostro.entrypoints.api.openai import types
 from ostro.entrypoints.api.openai.bodies import (

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from ostro.core.records import Route
+from ostro.core.routes import Route
 from ostro.entrypoints.api.openai.bodies import ChatBody
 from ostro.entrypoints.operations.access.caller import Caller
 from ostro.entrypoints.operations.operations import Operations

@@ -14,7 +14,7 @@ import msgspec
 from ostro.core.errors import AdapterConflict, AdapterError
 from ostro.core.messages.commands import AdapterInfo, LoadAdapter, UnloadAdapter
 from ostro.core.messages.requests import DEFAULT
-from ostro.core.records import Route
+from ostro.core.routes import Route
 from ostro.entrypoints.operations.access.caller import Caller
 from ostro.entrypoints.operations.models.adapters import adapter_ref
 from ostro.entrypoints.operations.operations import Operations

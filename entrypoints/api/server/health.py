@@ -11,7 +11,8 @@ from msgspec import UNSET, UnsetType
 
 from ostro.core.errors import EngineDied, OstroError
 from ostro.core.ipc.client import AsyncEngine
-from ostro.core.records import API, Content, Route
+from ostro.core.records import API
+from ostro.core.routes import Content, Route
 from ostro.entrypoints.operations.access.caller import Caller
 from ostro.entrypoints.operations.operations import Operations
 from ostro.entrypoints.operations.requests.errors import ErrorDetail, error_content

@@ -27,7 +27,8 @@ from ostro.core.errors import (
 from ostro.core.messages.outputs import Stats
 from ostro.core.messages.requests import DEFAULT
 from ostro.core.placement.patterns import parse_rules
-from ostro.core.records import Route, RouteHandler, Settings
+from ostro.core.routes import Route, RouteHandler
+from ostro.core.settings import Settings
 from ostro.entrypoints.operations.access.admin import Admin
 from ostro.entrypoints.operations.access.caller import Caller, Forbidden
 from ostro.entrypoints.operations.models.model_manager import ModelManager

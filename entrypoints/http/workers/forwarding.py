@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ostro.core.plugins.task_errors import task_errors
-from ostro.core.records import Endpoint, RequestBody, Route
+from ostro.core.routes import Endpoint, RequestBody, Route
 from ostro.entrypoints.http.body import read_data, read_in_time
 from ostro.entrypoints.http.budget import BodyBudget
 from ostro.entrypoints.http.context import operations_of

@@ -19,7 +19,7 @@ from ostro.core.messages.commands import (
 )
 from ostro.core.messages.outputs import Stats
 from ostro.core.messages.requests import Request
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.entrypoints.http.http_series import HttpSeries
 from ostro.entrypoints.operations.access import caller, quotas
 from ostro.entrypoints.operations.access.keys import RingState

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 from ostro.core.errors import OstroError
-from ostro.core.records import Scope
+from ostro.core.routes import Scope
 
 
 class Forbidden(OstroError):

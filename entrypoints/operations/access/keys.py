@@ -23,7 +23,7 @@ import msgspec
 
 from ostro.core.errors import UsageError, nearest
 from ostro.core.paths import read_regular, reason_of
-from ostro.core.records import Scope
+from ostro.core.routes import Scope
 from ostro.entrypoints.operations.access.caller import Caller
 
 log = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from ostro.core.messages.commands import (
     UnloadModel,
 )
 from ostro.core.pipeline import ServedModel
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.core.tasks import TaskPipeline
 from ostro.entrypoints.operations.models.service import Service
 from ostro.entrypoints.serve_config import ModelOptions

@@ -14,7 +14,7 @@ import msgspec
 
 from ostro.core import pipeline
 from ostro.core.errors import RequestError, Unsupported
-from ostro.core.records import RequestBody
+from ostro.core.routes import RequestBody
 from ostro.core.turns import OWNER, FairThreads
 from ostro.entrypoints.operations.models.service import Service
 from ostro.entrypoints.operations.requests.json_scanner import check_text

@@ -11,7 +11,7 @@ import msgspec
 
 from ostro.core.errors import EngineDied, OstroError, StoreError
 from ostro.core.plugins.task_errors import task_errors
-from ostro.core.records import Route
+from ostro.core.routes import Route
 
 log = logging.getLogger(__name__)
 BUSY = (429, 503, 529)

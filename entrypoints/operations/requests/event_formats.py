@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from ostro.core.records import EventFormat
+from ostro.core.routes import EventFormat
 
 
 def data_event(content: Any) -> bytes:

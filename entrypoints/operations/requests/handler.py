@@ -7,7 +7,7 @@ from inspect import isawaitable
 from typing import Any
 
 from ostro.core.plugins.task_errors import task_errors
-from ostro.core.records import Route
+from ostro.core.routes import Route
 
 
 async def call(

@@ -18,7 +18,7 @@ from ostro.architectures.flux.batch import Batch
 from ostro.architectures.flux.request import Drawing
 from ostro.core.load.model import load_model
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.core.step import ROWS
 from ostro.plugins.conformance.formats import (
     SAME,

@@ -14,7 +14,7 @@ from ostro.core.adapters.loader import read_weights
 from ostro.core.adapters.weights import AdapterWeights, LowRank
 from ostro.core.errors import AdapterError
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 
 PLUGIN = """
 from ostro import Adapter, hookimpl

@@ -21,7 +21,7 @@ from ostro.core.engine.startup import build
 from ostro.core.engine.startup.build import captured_prompts
 from ostro.core.engine.startup.warm_up import make_ready
 from ostro.core.messages.requests import TokenRequest
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.core.step import Features
 from ostro.plugins.conformance.parity import Subject
 

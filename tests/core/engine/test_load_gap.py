@@ -16,7 +16,7 @@ from ostro.core.errors import UsageError
 from ostro.core.ipc.process import ProcessEngine
 from ostro.core.messages.commands import LoadModel, ModelSpec
 from ostro.core.messages.requests import Sampling, TokenRequest
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 
 STREAMS, QUIET_SECONDS = 8, 3.0
 USUAL_GAPS = 3

@@ -13,7 +13,7 @@ from ostro.core.engine.engine import Engine
 from ostro.core.engine.startup.warm_up import make_ready
 from ostro.core.errors import PluginError
 from ostro.core.load.model import load_model
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.plugins.conformance.parity import Subject
 
 ORIGIN = "(architecture llama, plugin architectures.llama (built in))"

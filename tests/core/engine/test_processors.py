@@ -14,7 +14,8 @@ from ostro.core.engine.processors import Processors
 from ostro.core.errors import PluginError, RequestError
 from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Format, LogitsProcessor, Quantizer, Settings
+from ostro.core.records import Format, LogitsProcessor, Quantizer
+from ostro.core.settings import Settings
 from ostro.plugins.conformance.parity import Subject, subject
 
 FIRST = 7

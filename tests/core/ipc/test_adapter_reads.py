@@ -16,7 +16,7 @@ from ostro.core.ipc import client
 from ostro.core.ipc.client import AsyncEngine
 from ostro.core.ipc.process import ProcessEngine
 from ostro.core.messages.commands import LoadAdapter
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.entrypoints.python.engine import LocalClient, LocalEngine
 
 QUESTIONS = 200

@@ -49,7 +49,7 @@ from ostro.core.messages.commands import (
 from ostro.core.messages.outputs import JobOutput, TokenOutput
 from ostro.core.messages.requests import AdapterRef, Sampling, TokenRequest
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 
 ECHO = "echo.engine:open_engine"
 LONG = Sampling(max_tokens=4000, ignore_eos=True)

@@ -12,7 +12,8 @@ from ostro.core.errors import CheckpointError
 from ostro.core.load.names import Add, HeadRows, Names, Pair, Transform, Unpermute, apply
 from ostro.core.load.weights import slots
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Architecture, Settings, resolve
+from ostro.core.records import Architecture, resolve
+from ostro.core.settings import Settings
 
 PLUGINS = PluginManager()
 PLUGINS.load(Settings())

@@ -14,7 +14,8 @@ from ostro.core.load.model import LoadedModel, load_model
 from ostro.core.load.planning import Planned, PlanRequest
 from ostro.core.load.quantize import FLOAT
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Planner, Settings
+from ostro.core.records import Planner
+from ostro.core.settings import Settings
 from ostro.plugins.conformance.formats import wide
 from ostro.plugins.conformance.parity import Subject
 

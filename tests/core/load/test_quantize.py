@@ -15,7 +15,7 @@ from ostro.core.errors import CheckpointError, UsageError
 from ostro.core.load.model import LoadedModel, requantize
 from ostro.core.load.quantize import SHORT, find, makers
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.plugins.conformance.formats import (
     assert_grid,
     falls_with_bits,

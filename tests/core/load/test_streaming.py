@@ -27,7 +27,7 @@ LOADER = r"""
 import json, pathlib, re, sys, threading
 from ostro.core.load import model
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 
 def anonymous():
     status = pathlib.Path("/proc/self/status").read_text()

@@ -16,7 +16,7 @@ from ostro.core.errors import CheckpointError
 from ostro.core.load.model import load_model
 from ostro.core.load.weights import ends_finite
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.plugins.conformance.parity import BAR, Subject, deviation, subject
 
 

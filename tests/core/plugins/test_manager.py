@@ -11,9 +11,11 @@ import pytest
 
 from ostro.core.deprecated import RemovedInOstro1
 from ostro.core.errors import ModelNotFound, PluginError, UsageError
+from ostro.core.plugins.kinds import KINDS
 from ostro.core.plugins.manager import ROUTES_NOTE, PluginManager
-from ostro.core.records import KINDS, Route, Settings
 from ostro.core.results import InvalidResult
+from ostro.core.routes import Route
+from ostro.core.settings import Settings
 
 if TYPE_CHECKING:
     from tests.core.conftest import Site

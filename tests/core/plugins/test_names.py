@@ -17,8 +17,9 @@ from ostro.core.errors import PluginError
 from ostro.core.load.quantize import check_conflicts
 from ostro.core.messages.requests import Sampling
 from ostro.core.plugins.conflicts import RESERVED
+from ostro.core.plugins.kinds import KINDS
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import KINDS, Settings
+from ostro.core.settings import Settings
 from ostro.entrypoints.cli import quantize
 from ostro.entrypoints.operations.documents.state import find_store
 

@@ -24,7 +24,7 @@ from ostro.core.load import weights
 from ostro.core.load.describe import DTYPES, cpu_has_bf16
 from ostro.core.load.model import LoadedModel, load_model
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.entrypoints.fit.bandwidth import measure_bandwidth
 from ostro.plugins.conformance.parity import subject
 

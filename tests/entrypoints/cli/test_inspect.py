@@ -10,7 +10,7 @@ import pytest
 from tiny.model import CONFIG, change_config, make_weights
 
 from ostro.core.load.open import report_precedence, title_of
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 
 WEIGHTS = make_weights()
 

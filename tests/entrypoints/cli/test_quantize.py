@@ -15,7 +15,7 @@ from tiny.model import make_gguf, make_model
 
 import ostro
 from ostro.core.errors import CheckpointError, Unsupported, UsageError
-from ostro.core.records import ProgressCallback
+from ostro.core.settings import ProgressCallback
 from ostro.entrypoints.cli import main
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}

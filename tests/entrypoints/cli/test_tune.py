@@ -13,7 +13,7 @@ from ostro.core.errors import InsufficientMemory
 from ostro.core.ops import launch
 from ostro.core.ops.attention.tiles import Tiles
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.entrypoints.bench import tune
 from ostro.entrypoints.bench.kernels import KernelTuner, Result, Site
 from ostro.entrypoints.bench.tune import Tuner, Tuning

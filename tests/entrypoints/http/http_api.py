@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Route
+from ostro.core.routes import Route
 from ostro.entrypoints.http.app import routes_of
 from ostro.entrypoints.http.http_api import http_api
 from ostro.entrypoints.operations.requests.model_body import ModelBody

@@ -20,7 +20,7 @@ from ostro.core.hooks import hookimpl
 from ostro.core.ipc import client
 from ostro.core.ipc.client import AsyncEngine
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Route
+from ostro.core.routes import Route
 from ostro.entrypoints.http.app import make_app, routes_of
 from ostro.entrypoints.http.context import operations_of
 from ostro.entrypoints.http.listener import listen, url_of

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from tiny.model import CONFIG, make_model
 from tiny.server import RunningServer, serving
 
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 
 pytestmark = pytest.mark.process
 

@@ -21,7 +21,7 @@ from transformers import LlamaForCausalLM
 
 import ostro
 from ostro.core.errors import AdapterNotFound
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.entrypoints.python.model import LocalModel
 
 pytestmark = pytest.mark.slow

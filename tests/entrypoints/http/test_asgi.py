@@ -16,7 +16,7 @@ import pytest
 from tiny.model import make_model
 
 from ostro.core.errors import UsageError
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.http import Application
 
 ROOT = Path(__file__).resolve().parents[3]

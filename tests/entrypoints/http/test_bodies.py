@@ -11,7 +11,7 @@ import pytest
 from echo.server import Running
 
 from ostro.core.chat import Renderer
-from ostro.core.records import RequestBody
+from ostro.core.routes import RequestBody
 from ostro.entrypoints.http import body as bodies
 from ostro.entrypoints.operations.requests.decoding import max_bytes
 from ostro.plugins.pipelines.text.prepare import size_of

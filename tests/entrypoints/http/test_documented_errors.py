@@ -15,7 +15,7 @@ from echo.server import Running, Start
 
 from ostro.core.errors import AdapterConflict, AdapterError, InsufficientMemory, OstroError
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Route
+from ostro.core.routes import Route
 from ostro.entrypoints.http import body, budget
 from ostro.entrypoints.http.app import routes_of
 from ostro.entrypoints.http.openapi import EXAMPLES, PARAMETER, WITH_QUERY, error_type, openapi

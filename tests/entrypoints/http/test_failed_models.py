@@ -9,7 +9,7 @@ from echo.model import make_model
 from tiny.server import RunningServer, serving_models
 
 from ostro.core.errors import CheckpointError, ModelNotFound, OstroError
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.entrypoints.http.server import serve
 from ostro.entrypoints.serve_config import ModelOptions
 

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 from ostro.core.errors import Overloaded
 from ostro.core.hooks import hookimpl
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Route
+from ostro.core.routes import Route
 from ostro.entrypoints.http.app import make_app
 from ostro.entrypoints.http.context import caller_of, operations_of
 from ostro.entrypoints.http.options import Options

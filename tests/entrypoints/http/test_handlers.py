@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from ostro.core.errors import PluginError, Unsupported
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Content, RequestBody, Route
+from ostro.core.routes import Content, RequestBody, Route
 from ostro.entrypoints.http.app import routes_of
 from ostro.entrypoints.http.handlers import endpoint_of
 

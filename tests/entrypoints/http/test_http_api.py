@@ -11,7 +11,7 @@ import pytest
 
 from ostro.core.errors import Unsupported
 from ostro.core.pipeline import parse
-from ostro.core.records import Route
+from ostro.core.routes import Route
 from ostro.entrypoints.http.http_api import http_api
 
 from .http_api import PAGE, all_routes, find_test

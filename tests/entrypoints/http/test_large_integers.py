@@ -16,7 +16,8 @@ from tiny.model import make_model
 from tiny.server import RunningServer, serving
 
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Route, Settings
+from ostro.core.routes import Route
+from ostro.core.settings import Settings
 from ostro.entrypoints.http.app import routes_of
 from ostro.entrypoints.http.openapi import EXAMPLES, PARAMETER, WITH_QUERY
 

@@ -25,7 +25,7 @@ from tiny.server import RunningServer, serving
 from tiny.vision import make_vision
 from tiny.whisper import make_whisper, sound
 
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 
 pytestmark = pytest.mark.process
 

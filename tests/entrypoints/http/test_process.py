@@ -19,7 +19,7 @@ from tiny.model import change_weights, make_model
 from tiny.server import RunningServer, serving
 
 from ostro.core.errors import CheckpointError
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.entrypoints.http.listener import listen
 from ostro.entrypoints.http.options import Options
 from ostro.entrypoints.http.server import Server

@@ -19,7 +19,7 @@ from ostro.core.failure import described
 from ostro.core.messages.outputs import TokenOutput
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.plugins.task_errors import task_errors
-from ostro.core.records import Content, RequestBody
+from ostro.core.routes import Content, RequestBody
 from ostro.entrypoints.http.app import make_app
 from ostro.entrypoints.http.options import Options
 from ostro.entrypoints.http.stream import EventStream

@@ -21,7 +21,7 @@ import pytest
 from echo.model import make_model
 
 from ostro.core.errors import UsageError
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.entrypoints.http.server import serve
 from ostro.entrypoints.open import name_of
 from ostro.entrypoints.operations.access.keys import sha256_of
@@ -30,7 +30,7 @@ from ostro.entrypoints.serve_config import ModelOptions
 SCRIPT = """
 import sys, json
 from ostro.core.errors import OstroError
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.entrypoints.http.server import serve
 from ostro.entrypoints.serve_config import ModelOptions
 settings, options = json.loads(sys.argv[1])

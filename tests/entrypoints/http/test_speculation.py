@@ -14,7 +14,7 @@ import pytest
 from echo.server import wait_until
 from tiny.server import RunningServer, serving
 
-from ostro.core.records import STARTER, Settings
+from ostro.core.settings import STARTER, Settings
 
 pytestmark = pytest.mark.process
 

@@ -27,7 +27,7 @@ from tiny.pictures import address, picture, saved
 from tiny.server import RunningServer, serving
 from tiny.vision import make_vision
 
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 
 KEY = "secret"
 CLASSIFIER = "BertForSequenceClassification"

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from ostro.core.errors import Overloaded, StepFailed, Unsupported
-from ostro.core.records import Content, RequestBody, Route
+from ostro.core.routes import Content, RequestBody, Route
 from ostro.entrypoints.operations.access.admission import CLAIM
 from ostro.entrypoints.operations.access.caller import Caller, Forbidden
 from ostro.entrypoints.operations.access.keys import KeyRing, sha256_of

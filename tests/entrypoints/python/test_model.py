@@ -31,7 +31,7 @@ from ostro.core.messages.requests import TokenRequest
 from ostro.core.messages.text import ChoiceEnd, Event, Text, text_of
 from ostro.core.messages.text_requests import ChatRequest, CompletionRequest, Message
 from ostro.core.pipeline import parse
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.entrypoints.api.openai.bodies import ChatBody
 from ostro.entrypoints.python.load import load_text
 from ostro.entrypoints.python.model import LocalModel

@@ -168,7 +168,7 @@ def test_what_cannot_run_is_refused(bert: tuple[LocalModel, Any]) -> None:
     with pytest.raises(UsageError, match="supports embed, not rerank"):
         model.rerank("a", ["b"])
     with pytest.raises(UsageError, match="does not generate text: it supports embed"):
-        from ostro.core.records import Settings
+        from ostro.core.settings import Settings
         from ostro.entrypoints.python.load import load_text
 
         load_text(Settings(reference=str(model.path)))

@@ -13,7 +13,7 @@ import pytest
 from tiny.server import serving
 
 import ostro
-from ostro.core.records import STARTER, Settings
+from ostro.core.settings import STARTER, Settings
 
 EXACT: dict[str, Any] = {"dtype": "float32", "deterministic": True, "threads": 1}
 HI: list[Any] = [{"role": "user", "content": "Tell me a story about a cat."}]

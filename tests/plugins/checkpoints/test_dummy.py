@@ -13,7 +13,7 @@ from ostro.core.engine.startup.build import build_engine
 from ostro.core.errors import CheckpointError, UnsupportedArchitecture, UsageError
 from ostro.core.load.model import load_model
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.plugins.checkpoints.dummy.container import SHAPES, STD, open_dummy
 from ostro.plugins.conformance.parity import greedy
 

@@ -15,7 +15,8 @@ from ostro.core.load.model import load_model
 from ostro.core.load.planning import plan_model
 from ostro.core.load.saving import Saving
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings, resolve
+from ostro.core.records import resolve
+from ostro.core.settings import Settings
 from ostro.plugins.checkpoints.gguf.mmproj import preprocessor
 from ostro.plugins.checkpoints.gguf.write import write_gguf
 from ostro.plugins.conformance.parity import BAR, Subject, deviation, subject

@@ -15,7 +15,8 @@ import pytest
 
 from ostro.core.errors import PluginError
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Architecture, Conformance, Settings
+from ostro.core.records import Architecture, Conformance
+from ostro.core.settings import Settings
 from ostro.plugins.conformance import golden, mutants, references
 from ostro.plugins.conformance.architecture import ArchitectureTests
 from ostro.plugins.conformance.checks import checks_of

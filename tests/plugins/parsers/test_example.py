@@ -11,7 +11,8 @@ from tiny.turns import Output, Turn, cuts, parse
 
 from ostro.core.output import Piece
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Parser, Settings, resolve
+from ostro.core.records import Parser, resolve
+from ostro.core.settings import Settings
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "hooks.md"
 TEXT = 'See [1]. [[weather {"city": "Bonn"}]] and [[get_time {}]]. ['

@@ -28,7 +28,7 @@ from ostro.core.errors import AdapterNotFound, RequestError, Unsupported, UsageE
 from ostro.core.load.model import load_model
 from ostro.core.messages.requests import JobRequest
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.core.step import ROWS
 from ostro.entrypoints.cli import main
 from ostro.entrypoints.python.model import LocalModel

@@ -18,7 +18,8 @@ from ostro.core.errors import RequestError, Unsupported, UsageError
 from ostro.core.messages.text_requests import ChatRequest
 from ostro.core.pipeline import ServedModel, parse
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Parser, Settings
+from ostro.core.records import Parser
+from ostro.core.settings import Settings
 from ostro.core.tokenizer import load_tokenizer
 from ostro.entrypoints.api.openai.bodies import ChatBody
 from ostro.plugins.pipelines.text.parsing import OutputFormat, matching

@@ -9,7 +9,7 @@ import pytest
 
 from ostro.core.errors import ModelNotFound
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from huggingface_hub import constants
 from ostro import Alias, HubReference
 from ostro.core.errors import ModelNotFound, PickleRefused, UsageError
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.plugins.sources.hub.aliases import aliases
 from ostro.plugins.sources.hub.download import token_from
 

@@ -21,7 +21,8 @@ from ostro.core.nn.storage import Stored
 from ostro.core.ops import Target
 from ostro.core.placement.offload import tensors
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings, TensorInfo
+from ostro.core.records import TensorInfo
+from ostro.core.settings import Settings
 from ostro.core.step import ROWS
 from ostro.plugins.checkpoints.gguf.ggml import BY_NAME
 from ostro.plugins.conformance.formats import target_of

@@ -19,7 +19,7 @@ from ostro.core.load.open import find
 from ostro.core.load.planning import PlanRequest
 from ostro.core.load.quantize import makers
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import STARTER, Settings
+from ostro.core.settings import STARTER, Settings
 from ostro.entrypoints.open import open_tokenizer
 from ostro.entrypoints.quality.divergence import compare, join
 from ostro.entrypoints.quality.measure import ReferenceRun, open_model, run_reference

@@ -20,7 +20,7 @@ from ostro.core.load.model import LoadedModel, load_model
 from ostro.core.load.planning import PlanInterrupted, PlanRequest
 from ostro.core.load.quantize import FLOAT, makers
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import ProgressCallback, Settings
+from ostro.core.settings import ProgressCallback, Settings
 from ostro.entrypoints.cli import main
 from ostro.plugins.conformance.formats import wide
 from ostro.plugins.conformance.parity import Subject

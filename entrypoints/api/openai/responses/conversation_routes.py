@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
-from ostro.core.records import RequestBody, Route
+from ostro.core.routes import RequestBody, Route
 from ostro.entrypoints.api.openai.responses.conversations import (
     Conversation,
     ConversationBody,

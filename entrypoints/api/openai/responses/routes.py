@@ -8,7 +8,7 @@ from typing import Literal, NoReturn
 import msgspec
 
 from ostro.core.errors import RequestError, Unsupported
-from ostro.core.records import RequestBody, Route
+from ostro.core.routes import RequestBody, Route
 from ostro.entrypoints.api.openai.pages import ListPage, make_page
 from ostro.entrypoints.api.openai.responses.events import AnyEvent, ResponseEvent
 from ostro.entrypoints.api.openai.responses.items import Item, ItemListRequest, ItemPage

@@ -8,7 +8,7 @@ import pytest
 from tiny.failing import FAULTY
 
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.plugins.conformance.parity import Subject
 
 

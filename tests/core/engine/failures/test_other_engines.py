@@ -30,7 +30,7 @@ from ostro.core.errors import OstroError, RequestError, Unsupported
 from ostro.core.ipc.process import ProcessEngine
 from ostro.core.messages.outputs import JobOutput, Output, TokenOutput
 from ostro.core.messages.requests import JobRequest, PoolingRequest, TokenRequest
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.core.step import Slice
 from ostro.plugins.conformance.parity import Subject, greedy
 

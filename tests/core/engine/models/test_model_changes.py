@@ -41,7 +41,7 @@ from ostro.core.messages.commands import (
 from ostro.core.messages.outputs import TokenOutput
 from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 
 CONTEXT, LONG = 1024, 400
 """Tokens; a long request takes longer than a load."""

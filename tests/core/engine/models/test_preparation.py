@@ -19,7 +19,8 @@ from ostro.core.messages.commands import Failed, UnloadModel
 from ostro.core.messages.outputs import TokenOutput
 from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import LogitsProcessor, Settings
+from ostro.core.records import LogitsProcessor
+from ostro.core.settings import Settings
 from ostro.core.tokenizer.vocabulary import Vocabulary
 from ostro.plugins.conformance.parity import Subject, subject
 

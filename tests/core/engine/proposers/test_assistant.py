@@ -30,7 +30,8 @@ from ostro.core.engine.startup.warm_up import make_ready
 from ostro.core.errors import UsageError
 from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import LogitsProcessor, Settings
+from ostro.core.records import LogitsProcessor
+from ostro.core.settings import Settings
 from ostro.plugins.conformance.parity import BAR, Subject, greedy, subject
 from ostro.plugins.conformance.second_device import second_device
 

@@ -13,7 +13,7 @@ from ostro.core.engine.startup.start import open_engine
 from ostro.core.errors import UsageError
 from ostro.core.messages.commands import ModelSpec
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.plugins.conformance.parity import subject
 
 

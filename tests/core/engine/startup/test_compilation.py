@@ -30,7 +30,7 @@ from ostro.core.load.model import LoadedModel
 from ostro.core.messages.commands import ModelSpec
 from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.entrypoints.bench.steps import prepared_step, run_step
 from ostro.plugins.conformance.kernels import fill_memory, record_launches
 from ostro.plugins.conformance.parity import subject

@@ -27,7 +27,7 @@ from ostro.core.load.model import LoadedModel
 from ostro.core.messages.commands import ModelSpec
 from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.plugins.conformance.parity import Subject
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)

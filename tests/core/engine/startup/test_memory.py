@@ -12,7 +12,7 @@ from ostro.core.device import cached_bytes, free_bytes, parse_size
 from ostro.core.engine.startup import memory
 from ostro.core.engine.startup.memory import budget, largest_context, plan_blocks
 from ostro.core.errors import InsufficientMemory, UsageError
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 
 CPU = torch.device("cpu")
 BLOCK, ROWS = 16, 64

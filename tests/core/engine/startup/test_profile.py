@@ -18,7 +18,7 @@ from ostro.core.engine.startup import profile, start
 from ostro.core.engine.startup.build import reserve_adapters
 from ostro.core.errors import InsufficientMemory
 from ostro.core.messages.commands import ModelSpec
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.plugins.conformance.parity import Subject
 
 CPU = torch.device("cpu")

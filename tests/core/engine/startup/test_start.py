@@ -19,7 +19,7 @@ from ostro.core.load import describe
 from ostro.core.load.describe import choose_dtype
 from ostro.core.messages.commands import ModelSpec
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 
 ENCODER = "encoder.layer.0.output.dense.weight"
 

@@ -20,7 +20,7 @@ from tiny.trained import train
 from tiny.whisper import make_whisper, sound
 
 import ostro
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.entrypoints.python.model import LocalModel
 
 pytestmark = pytest.mark.process

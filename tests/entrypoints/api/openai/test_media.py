@@ -17,7 +17,7 @@ from tiny.server import RunningServer, serving
 from tiny.vision import answer, make_vision
 
 import ostro
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.entrypoints.python.model import LocalModel
 
 pytestmark = pytest.mark.process

@@ -13,7 +13,7 @@ from tiny.server import RunningServer, serving
 
 import ostro
 from ostro.core.messages.text import Reasoning, text_of
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 
 CHAT = "/v1/chat/completions"
 OPENING = "{% for m in messages %}{{ m.content }}{% endfor %}<think>\n"

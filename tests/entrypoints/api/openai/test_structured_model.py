@@ -17,7 +17,7 @@ import pytest
 from tiny.model import make_model
 from tiny.server import RunningServer, serving
 
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 
 CHAT = "/v1/chat/completions"
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "hello world"}]}

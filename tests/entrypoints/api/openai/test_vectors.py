@@ -20,7 +20,7 @@ from tiny.server import RunningServer, serving
 from tiny.trained import train
 
 import ostro
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 
 pytestmark = pytest.mark.process
 

@@ -26,7 +26,7 @@ from tiny.model_routes import (
     wait_until,
 )
 
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.entrypoints.operations.access.keys import sha256_of
 
 

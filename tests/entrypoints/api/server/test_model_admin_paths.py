@@ -14,7 +14,7 @@ from tiny.model import make_model
 from tiny.pipes import pipe
 from tiny.server import RunningServer, serving
 
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 
 pytestmark = pytest.mark.process
 

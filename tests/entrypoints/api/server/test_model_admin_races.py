@@ -17,7 +17,7 @@ from echo.model import make_model
 from tiny.model_routes import ADMIN, TIMEOUT, admin, complete, models, server_of, states, wait_until
 from tiny.server import RunningServer
 
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 
 pytestmark = pytest.mark.process
 

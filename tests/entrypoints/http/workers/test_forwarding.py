@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from ostro import hookimpl
-from ostro.core.records import Route
+from ostro.core.routes import Route
 from ostro.entrypoints.http import body as bodies
 from ostro.entrypoints.http import budget
 from ostro.entrypoints.http.budget import COUNT_BYTES, SMALL

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from ostro.core.errors import UsageError
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.entrypoints.http.asgi import Application
 from ostro.entrypoints.http.http_series import HttpSeries
 from ostro.entrypoints.http.options import Options

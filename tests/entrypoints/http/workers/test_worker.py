@@ -17,7 +17,7 @@ from echo.thread import ThreadEngine
 from ostro.core.ipc.frames import LENGTH, frame
 from ostro.core.messages.commands import ModelInfo
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.entrypoints.http.budget import COUNT_BYTES
 from ostro.entrypoints.http.listener import listen
 from ostro.entrypoints.http.options import Options

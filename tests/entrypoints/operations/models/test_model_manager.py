@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ostro.core.errors import CheckpointError
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.entrypoints.operations.models.model_manager import ModelManager
 from ostro.entrypoints.serve_config import Load, ModelOptions
 

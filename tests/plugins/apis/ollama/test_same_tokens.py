@@ -13,7 +13,7 @@ from tiny.server import RunningServer, serving
 from tiny.trained import train
 from transformers import LlamaForCausalLM
 
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 
 pytestmark = pytest.mark.slow
 HI: list[dict[str, Any]] = [{"role": "user", "content": "hello world"}]

@@ -12,7 +12,7 @@ from tiny.bert import make_bert
 from tiny.model import make_model
 from tiny.server import RunningServer, serving
 
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 
 pytestmark = pytest.mark.process
 

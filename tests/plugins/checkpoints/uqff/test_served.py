@@ -18,7 +18,7 @@ from ostro.core.errors import Unsupported
 from ostro.core.load.quantize import makers
 from ostro.core.nn.storage import Storage
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.entrypoints.cli.quantize import write as save
 from ostro.plugins.checkpoints.uqff.write import Entry, write
 from ostro.plugins.conformance.parity import Subject, deviation, subject

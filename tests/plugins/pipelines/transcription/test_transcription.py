@@ -25,7 +25,7 @@ from ostro.core.errors import (
     TokenizerError,
     UsageError,
 )
-from ostro.core.records import Settings
+from ostro.core.settings import Settings
 from ostro.core.tokenizer import load_tokenizer
 from ostro.entrypoints.python.load import open_model
 from ostro.entrypoints.python.model import LocalModel

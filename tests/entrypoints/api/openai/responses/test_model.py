@@ -8,7 +8,7 @@ import openai
 import pytest
 from tiny.server import serving
 
-from ostro.core.records import STARTER, Settings
+from ostro.core.settings import STARTER, Settings
 
 EXACT: dict[str, Any] = {"dtype": "float32", "deterministic": True, "threads": 1}
 
