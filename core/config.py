@@ -118,7 +118,7 @@ class ModelConfig:
             if name not in values and f.default is MISSING and f.default_factory is MISSING:
                 raise ConfigError(f"config.json has no {name!r}, which {cls.__module__} needs")
         for name, value in values.items():
-            values[name] = typed(name, value, hints[name])
+            values[name] = check_type(name, value, hints[name])
         unread = {
             key: value
             for key, value in raw.items()
@@ -328,7 +328,7 @@ def normal_rule(rule: dict[str, Any], raw: Mapping[str, Any]) -> dict[str, Any]:
     return rule
 
 
-def typed(name: str, value: Any, hint: Any) -> Any:
+def check_type(name: str, value: Any, hint: Any) -> Any:
     """Validate a value against its annotation; integers are valid floats. Raises ConfigError."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is None and isinstance(hint, type) and issubclass(hint, ModelConfig):
@@ -341,9 +341,9 @@ def typed(name: str, value: Any, hint: Any) -> Any:
         if value is None:
             return None
         rest = [a for a in arguments if a is not type(None)]
-        return typed(name, value, rest[0]) if len(rest) == 1 else value
+        return check_type(name, value, rest[0]) if len(rest) == 1 else value
     if origin is tuple and isinstance(value, list | tuple):
-        return tuple(typed(name, item, arguments[0]) for item in value)
+        return tuple(check_type(name, item, arguments[0]) for item in value)
     kind = origin or hint
     if kind is float:
         value = decode_floats(value)

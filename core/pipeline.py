@@ -178,7 +178,7 @@ class ServedModel:
 R = TypeVar("R", bound=msgspec.Struct)
 
 
-def parse(body: Mapping[str, Any], kind: type[R], *, strict: bool = True) -> R:
+def parse_request(body: Mapping[str, Any], kind: type[R], *, strict: bool = True) -> R:
     """Convert parsed JSON to a request. A field that is null counts as absent.
 
     Unless `strict`, a text is accepted for a number or a boolean, as in a form. Raises

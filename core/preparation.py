@@ -67,5 +67,5 @@ class PromptExecutor:
             self.owners += Counter()  # drops owners without requests
 
 
-EXECUTOR = PromptExecutor()
+PREPARATION_EXECUTOR = PromptExecutor()
 """The executor that all pipelines of this process share."""

@@ -261,7 +261,7 @@ class Planner(Record):
     """Chooses the format of every weight if `--quant` is a budget instead of a format.
 
     `claims(text)` gets the value of `--quant` ("4.5bpw"); it must be fast. `plan` is a function
-    from a `PlanRequest` to a `Planned` (`core.load.planning`). `usage` describes those values,
+    from a `PlanRequest` to `PlannedFormats` (`core.load.planning`). `usage` describes those values,
     for messages: "a size (6GB)".
     """
 

@@ -25,9 +25,9 @@ from ostro.core.load.components import JoinedContainer
 from ostro.core.load.describe import ModelOutline
 from ostro.core.load.experts import Expert
 from ostro.core.load.names import FLOATS, Named, Transform
-from ostro.core.load.weights import slots
+from ostro.core.load.weights import weight_slots
 from ostro.core.nn import Head
-from ostro.core.nn.linear import Slot
+from ostro.core.nn.linear import WeightSlot
 from ostro.core.records import TensorInfo
 
 ASSETS = (".json", ".jinja", ".model", ".txt", ".tiktoken")
@@ -45,7 +45,7 @@ class MergePart:
     targets: AdapterTargets
     strength: float
 
-    def factors(self, slot: Slot) -> LowRank | None:
+    def factors(self, slot: WeightSlot) -> LowRank | None:
         """Return the factors for a slot's weight, None if the adapter does not change it."""
         return self.targets.factors.get(slot.module, {}).get((slot.part, slot.expert or 0))
 
@@ -60,18 +60,18 @@ class Merged:
     templates: Sequence[str] = ()
 
     @cached_property
-    def edits(self) -> Mapping[str, Sequence[tuple[Slot, Transform | None]]]:
+    def edits(self) -> Mapping[str, Sequence[tuple[WeightSlot, Transform | None]]]:
         """The checkpoint's tensors that change, with the slots that each of them fills."""
         names, space = self.outline.names, self.outline.space
         named = {item.name: item for item in names.read(self.outline.container.tensors, space)[0]}
-        found: dict[str, list[tuple[Slot, Transform | None]]] = defaultdict(list)
-        for slot in slots(self.outline.model):
+        found: dict[str, list[tuple[WeightSlot, Transform | None]]] = defaultdict(list)
+        for slot in weight_slots(self.outline.model):
             if changes(self.parts, slot):
                 item = self.source(slot, named)
                 found[item.theirs].append((slot, item.transform))
         return found
 
-    def source(self, slot: Slot, named: Mapping[str, Named]) -> Named:
+    def source(self, slot: WeightSlot, named: Mapping[str, Named]) -> Named:
         """Return the checkpoint's tensor that fills a slot. Raises Unsupported if quantized."""
         name = slot.name if slot.kind == "tensor" else f"{slot.name}.weight"
         item = named.get(name)
@@ -118,8 +118,8 @@ class Merged:
         container = self.outline.container
         if name in self.untied:
             table, head = self.untied[name]
-            slot = Slot(name, "storage", (head.n_out, head.n_in), head)
-            edits: Sequence[tuple[Slot, Transform | None]] = [(slot, None)]
+            slot = WeightSlot(name, "storage", (head.n_out, head.n_in), head)
+            edits: Sequence[tuple[WeightSlot, Transform | None]] = [(slot, None)]
             raw = container.read(table)
         else:
             edits, raw = self.edits.get(name, ()), container.read(name)
@@ -133,7 +133,7 @@ class Merged:
             raise AdapterError(f"{name}: contains NaN or Inf after merging; use smaller scales")
         return merged.to(raw.dtype)
 
-    def merge_weight(self, slot: Slot, tensor: Tensor) -> Tensor:
+    def merge_weight(self, slot: WeightSlot, tensor: Tensor) -> Tensor:
         """Return a slot's weight or bias with all adapters merged, float32."""
         if slot.kind == "tensor":
             return self.merge_bias(slot, tensor)
@@ -146,7 +146,7 @@ class Merged:
                 total += (gain - 1) * tensor + gain * delta
         return total
 
-    def merge_bias(self, slot: Slot, bias: Tensor) -> Tensor:
+    def merge_bias(self, slot: WeightSlot, bias: Tensor) -> Tensor:
         total = bias.clone()
         for part in self.parts:
             full = part.targets.biases.get(slot.module, {}).get(slot.part)
@@ -161,7 +161,7 @@ class Merged:
             total += part.strength * factors.scale * gain[:, 0] * factors.bias.float()
         return total
 
-    def weight(self, slot: Slot) -> Tensor:
+    def weight(self, slot: WeightSlot) -> Tensor:
         """Return the base's weight that belongs to a bias, float32."""
         names, space = self.outline.names, self.outline.space
         container, name = self.outline.container, f"{slot.name.removesuffix('.bias')}.weight"
@@ -261,7 +261,9 @@ def check_static(name: str, weights: AdapterWeights) -> None:
 def check_biases(found: Merged) -> None:
     """Raise AdapterError for a bias of an adapter on a linear without bias."""
     with_bias = {
-        (slot.module, slot.part) for slot in slots(found.outline.model) if slot.kind == "tensor"
+        (slot.module, slot.part)
+        for slot in weight_slots(found.outline.model)
+        if slot.kind == "tensor"
     }
     for part in found.parts:
         for module, factors in part.targets.factors.items():
@@ -273,7 +275,7 @@ def check_biases(found: Merged) -> None:
                     )
 
 
-def changes(parts: Sequence[MergePart], slot: Slot) -> bool:
+def changes(parts: Sequence[MergePart], slot: WeightSlot) -> bool:
     """Whether any adapter changes a slot."""
     for part in parts:
         factors = part.factors(slot)

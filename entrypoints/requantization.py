@@ -15,7 +15,7 @@ from torch import Tensor
 from ostro.core.errors import UsageError
 from ostro.core.load.container import Container
 from ostro.core.load.names import FLOATS
-from ostro.core.load.weights import slots
+from ostro.core.load.weights import weight_slots
 from ostro.core.nn import Router
 from ostro.core.nn.storage import Stored
 from ostro.core.plugins.manager import PluginManager
@@ -32,7 +32,7 @@ def quantized_formats(found: ModelOutline) -> Counter[str]:
     """
     by_slot, tensors = found.arrange()[0], found.container.tensors
     counted: dict[str, str] = {}
-    for slot in slots(found.model):
+    for slot in weight_slots(found.model):
         if slot.kind != "storage" or isinstance(slot.module, Router):
             continue
         named = by_slot.get(slot.name, {}).values()

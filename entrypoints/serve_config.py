@@ -59,14 +59,14 @@ def further_model(first: Settings, reference: str) -> ModelOptions:
 
 def check_names(models: Sequence[ModelOptions]) -> None:
     """Raise UsageError for an empty name, and for models that share a name or an alias."""
-    from ostro.core.messages.requests import DEFAULT
+    from ostro.core.messages.requests import DEFAULT_MODEL
     from ostro.entrypoints.open import name_of
 
     names = [name for each in models for name in (name_of(each.settings), *each.aliases)]
     if not all(name.strip() for name in names):
         raise UsageError("an alias is empty")
-    if any(DEFAULT in each.aliases for each in models):
-        raise UsageError(f"the alias {DEFAULT!r} always names the default model; remove it")
+    if any(DEFAULT_MODEL in each.aliases for each in models):
+        raise UsageError(f"the alias {DEFAULT_MODEL!r} always names the default model; remove it")
     for name, count in Counter(names).items():
         if count > 1:
             raise UsageError(f"{count} models have the name or alias {name!r:.80}; rename one")

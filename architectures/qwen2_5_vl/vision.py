@@ -16,8 +16,7 @@ from torch import Tensor
 from ostro import Step, nn
 from ostro.architectures.qwen2_5_vl import config as configs
 from ostro.architectures.qwen2_5_vl.grid import SIDE, Grid, frames, places, windows
-from ostro.ops import Op, varlen_attention
-from ostro.ops import rope_table as table
+from ostro.ops import Op, rope_table, varlen_attention
 
 EPS = 1e-6
 
@@ -32,7 +31,7 @@ class AxialRope(nn.Rope):
 
     def finalize(self, context: int, device: torch.device) -> None:
         """Build the table, independent of the text's context."""
-        cos, sin = table(self.rule, self.head_dim // 2, self.context).chunk(2, -1)
+        cos, sin = rope_table(self.rule, self.head_dim // 2, self.context).chunk(2, -1)
         self.table = torch.cat((cos, cos, sin, sin), -1).to(device)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from ostro import Step, nn
 from ostro.config import ModelConfig, check_sizes
 from ostro.errors import ConfigError
-from ostro.ops import equal_length_runs as runs
+from ostro.ops import equal_length_runs
 
 GATED = {"gated-gelu": "gelu_new"}
 PLAIN = {"relu": "relu"}
@@ -165,7 +165,7 @@ class Encoder(nn.Module):
         self.norm = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
-        found = [TextRun(*run, self.bias(run[2])) for run in runs(step.bounds)]
+        found = [TextRun(*run, self.bias(run[2])) for run in equal_length_runs(step.bounds)]
         for layer in self.layers:
             x = layer(x, found, step)
         return self.norm(x)[0]

@@ -19,8 +19,7 @@ from ostro.architectures.whisper.encoder import (
     layer_pairs,
     projections,
 )
-from ostro.config import TextConfig
-from ostro.config import check_type as typed
+from ostro.config import TextConfig, check_type
 from ostro.errors import ConfigError, RequestError
 
 GENERATION = ("decoder_layerdrop suppress_tokens begin_suppress_tokens forced_decoder_ids").split()
@@ -52,7 +51,7 @@ class Config(EncoderConfig, TextConfig):
     @classmethod
     def from_hf(cls, raw: Mapping[str, Any], *, allow: Sequence[str] = ()) -> Self:
         for theirs in RENAMED.values():
-            typed(theirs, raw.get(theirs, 0), int)
+            check_type(theirs, raw.get(theirs, 0), int)
         ours = {name: raw[theirs] for name, theirs in RENAMED.items() if theirs in raw}
         kept = {key: value for key, value in raw.items() if key not in ("head_dim", *RENAMED)}
         return super().from_hf({**kept, **ours}, allow=(*allow, *GENERATION, *RENAMED.values()))

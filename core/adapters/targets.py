@@ -12,9 +12,9 @@ from ostro.core.adapters.weights import AdapterWeights, LowRank
 from ostro.core.errors import AdapterError, nearest
 from ostro.core.load.experts import Expert
 from ostro.core.load.names import Named, Names, Transform
-from ostro.core.load.weights import slots
+from ostro.core.load.weights import weight_slots
 from ostro.core.nn import Head, Linear
-from ostro.core.nn.linear import Slot
+from ostro.core.nn.linear import WeightSlot
 
 WeightPart = tuple[str, int]
 """A part of a fused module, and the index of the expert, 0 for modules without experts."""
@@ -46,11 +46,11 @@ class TargetResolver:
 
     def __init__(self, model: Module, names: Names) -> None:
         self.names = names
-        self.slots = {slot.name: slot for slot in slots(model)}
+        self.slots = {slot.name: slot for slot in weight_slots(model)}
         for path, module in model.named_modules():
             # A tied head has no slot of its own, but an adapter may change it alone.
             if isinstance(module, Head) and module.tied:
-                self.slots[path] = Slot(path, "storage", (module.n_out, module.n_in), module)
+                self.slots[path] = WeightSlot(path, "storage", (module.n_out, module.n_in), module)
 
     def resolve(self, weights: AdapterWeights) -> AdapterTargets:
         """The targets of an adapter in this model.
@@ -84,7 +84,7 @@ class TargetResolver:
             self.resolve_whole(targets, name, tensor, weights.space)
         return targets
 
-    def find(self, name: str, space: str) -> list[tuple[Slot, Transform | None]]:
+    def find(self, name: str, space: str) -> list[tuple[WeightSlot, Transform | None]]:
         """The slots that a checkpoint's weight fills, and its transform for each; empty if none.
 
         `name` has no ".weight"; `space` is its name space, see `AdapterWeights`.
@@ -97,7 +97,7 @@ class TargetResolver:
                 return found
         return []
 
-    def find_full(self, name: str, space: str) -> Iterator[tuple[Slot, Transform | None]]:
+    def find_full(self, name: str, space: str) -> Iterator[tuple[WeightSlot, Transform | None]]:
         """The slots and transforms for the full name of a tensor in a checkpoint."""
         found: list[Named] = self.names.read([name], space)[0]
         for item in found:
@@ -176,7 +176,7 @@ def transformed(factors: LowRank, transform: Transform | None, name: str) -> Low
     return replace(factors, b=transform.read(factors.b), bias=bias, magnitude=magnitude)
 
 
-def check_shapes(factors: LowRank, slot: Slot, name: str) -> LowRank:
+def check_shapes(factors: LowRank, slot: WeightSlot, name: str) -> LowRank:
     """The factors. Raises AdapterError unless they fit the weight of a slot."""
     n, k = slot.shape
     shapes = tuple(factors.a.shape), tuple(factors.b.shape)

@@ -43,7 +43,7 @@ COMMON = frozenset(
 )
 """Options that clients send to all models; templates that do not read them ignore them."""
 
-RESERVED = frozenset(
+RESERVED_TEMPLATE_VARIABLES = frozenset(
     "messages tools tokenize add_generation_prompt continue_final_message chat_template "
     "return_dict return_tensors padding truncation max_length self until".split()
 )
@@ -175,7 +175,7 @@ class ChatTemplate:
         return found
 
     def _check_options(self, options: Mapping[str, Any]) -> None:
-        ours = RESERVED | self.tokens.keys() | ENVIRONMENT.globals.keys()
+        ours = RESERVED_TEMPLATE_VARIABLES | self.tokens.keys() | ENVIRONMENT.globals.keys()
         known = (COMMON | self.features.variables) - ours
         for name in options:
             if name not in known:

@@ -23,7 +23,7 @@ from ostro.core.load.multi_token import HEADS, add_head
 from ostro.core.load.names import FLOATS, Named, Names
 from ostro.core.load.open import identify, open_container
 from ostro.core.load.quantize import QuantizationPlan, read_plan
-from ostro.core.load.weights import WeightReader, arrange, slots
+from ostro.core.load.weights import WeightReader, arrange, weight_slots
 from ostro.core.nn import Model
 from ostro.core.ops import Target
 from ostro.core.plugins.manager import PluginManager
@@ -80,7 +80,7 @@ class ModelOutline:
         """Estimated bytes of the weights of each module; floats in `dtype` or the plan's format."""
         by_slot, singles, _ = self.arrange()
         found: dict[Module, int] = defaultdict(int)
-        for slot in slots(self.model):
+        for slot in weight_slots(self.model):
             items = [*by_slot.get(slot.name, {}).values(), *filter(None, [singles.get(slot.name)])]
             for info in (self.container.tensors[item.theirs] for item in items):
                 floats = info.format in FLOATS
@@ -114,7 +114,7 @@ def outline(path: Path, settings: Settings, plugins: PluginManager) -> ModelOutl
     if settings.speculate == HEADS:
         names = add_head(model, config, architecture, container, space)
     own_heads = untie_own_heads(model, container, names, space)
-    plan = read_plan(settings, architecture.sensitive, names, list(slots(model)), plugins)
+    plan = read_plan(settings, architecture.sensitive, names, list(weight_slots(model)), plugins)
     return ModelOutline(
         container=container,
         raw_config=raw,

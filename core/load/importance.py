@@ -25,7 +25,7 @@ from torch import Tensor
 from ostro.core.errors import CheckpointError
 from ostro.core.load.container import Container, MappedFile, tensor_fault
 from ostro.core.load.names import Names, StorageTransform
-from ostro.core.nn.linear import Slot
+from ostro.core.nn.linear import WeightSlot
 from ostro.core.records import TensorInfo
 
 MAX_ENTRIES = 1 << 17
@@ -35,7 +35,7 @@ I32, U64 = Struct("<i"), Struct("<Q")
 
 
 def slot_importance(
-    found: Mapping[str, Tensor], names: Names, slots: Iterable[Slot], file: str
+    found: Mapping[str, Tensor], names: Names, slots: Iterable[WeightSlot], file: str
 ) -> dict[str, Tensor]:
     """Assign the entries of `read_importance` to slots: float32 [k] by the name of the slot.
 

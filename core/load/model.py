@@ -18,7 +18,7 @@ from ostro.core.load.describe import ModelOutline, choose_context, explain_dtype
 from ostro.core.load.heads import tied_names
 from ostro.core.load.planning import OpenProbe, plan_model
 from ostro.core.load.quantize import QuantizationPlan, read_plan
-from ostro.core.load.weights import fill, slots
+from ostro.core.load.weights import fill, weight_slots
 from ostro.core.nn import Embedding, Linear, Model, Rope
 from ostro.core.nn.experts import ExpertLinear
 from ostro.core.ops import Choice, Op, Target
@@ -149,7 +149,7 @@ def requantize(
     The model must not run meanwhile, and graphs captured before must not be replayed. The model's
     identity changes, so that no cached block of the old weights is reused.
     """
-    sensitive, places = loaded.architecture.sensitive, list(slots(loaded.model))
+    sensitive, places = loaded.architecture.sensitive, list(weight_slots(loaded.model))
     plan = read_plan(settings, sensitive, loaded.names, places, plugins)
     if plan is not None and plan.planner is not None:
         # The dtype of the model may be another than the one that "auto" chooses.

@@ -14,19 +14,19 @@ from torch import Tensor
 
 from ostro.core.errors import UsageError
 from ostro.core.load.describe import ModelOutline, outline
-from ostro.core.load.quantize import FLOAT, Maker, QuantizationPlan, matches
-from ostro.core.load.sizes import Shape, Sizes
-from ostro.core.load.weights import slots
+from ostro.core.load.quantize import FLOAT_FORMAT, Maker, QuantizationPlan, matches
+from ostro.core.load.sizes import Sizes, WeightShape
+from ostro.core.load.weights import weight_slots
 from ostro.core.nn import Embedding, Linear, Router
 from ostro.core.nn.experts import ExpertLinear
-from ostro.core.nn.linear import Slot
+from ostro.core.nn.linear import WeightSlot
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import resolve
 from ostro.core.settings import ProgressCallback, Settings
 
 
 @dataclass(frozen=True, eq=False)
-class Weight:
+class PlannedWeight:
     """A float weight that gets one format: a part of a linear, including all its experts.
 
     `path` is its module: weights of one path are fused if their formats are equal. Weights of equal
@@ -35,8 +35,8 @@ class Weight:
     """
 
     path: str
-    slots: tuple[Slot, ...]
-    shape: Shape
+    slots: tuple[WeightSlot, ...]
+    shape: WeightShape
     sensitive: bool
 
     @property
@@ -62,7 +62,7 @@ class Probe(Protocol):
         """KL divergence of the model in its current state from the float model, nats per token."""
 
     def replaced(
-        self, weight: Weight, maker: Maker, importance: Mapping[str, Tensor]
+        self, weight: PlannedWeight, maker: Maker, importance: Mapping[str, Tensor]
     ) -> AbstractContextManager[None]:
         """A context in which the model uses one weight in that format."""
 
@@ -75,13 +75,13 @@ OpenProbe = Callable[
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedFormats:
     """The result of a planner: the format name of each weight, `FLOAT` for not quantized.
 
     `outcome` is a line for --explain. `importance` weights the errors during quantization.
     """
 
-    formats: Mapping[Weight, str]
+    formats: Mapping[PlannedWeight, str]
     outcome: str
     importance: Mapping[str, Tensor] = field(default_factory=dict)
 
@@ -89,13 +89,13 @@ class Planned:
 class FormatPlanner(Protocol):
     """`Planner.plan`: chooses the format of every weight."""
 
-    def __call__(self, request: PlanRequest, /) -> Planned: ...
+    def __call__(self, request: PlanRequest, /) -> PlannedFormats: ...
 
 
 class PlanInterrupted(KeyboardInterrupt):
     """Ctrl-C during a search. `planned` is based on the measurements made before it."""
 
-    def __init__(self, planned: Planned) -> None:
+    def __init__(self, planned: PlannedFormats) -> None:
         super().__init__(planned.outcome)
         self.planned = planned
 
@@ -126,40 +126,44 @@ class PlanRequest:
         self.makers, self.importance = self.plan.known, self.plan.importance
         self.weights = list(self.find())
 
-    def find(self) -> Iterator[Weight]:
+    def find(self) -> Iterator[PlannedWeight]:
         for path, module in self.found.model.named_modules():
-            parts: dict[str, list[Slot]] = {}
-            for slot in weight_slots(path, module):
+            parts: dict[str, list[WeightSlot]] = {}
+            for slot in quantizable_slots(path, module):
                 # A rule of --topology sets the format of the weights that it names.
                 named = any(matches(pattern, slot) for pattern, _ in self.plan.named)
                 if self.sizes.is_float(slot) and not named:
                     parts.setdefault(slot.part, []).append(slot)
             for group in parts.values():
                 sensitive = self.plan.is_sensitive(group[0])
-                yield Weight(path, tuple(group), self.sizes.shape_of(group[0]), sensitive)
+                yield PlannedWeight(path, tuple(group), self.sizes.shape_of(group[0]), sensitive)
 
     @cached_property
     def fixed(self) -> int:
         """Bytes of all other weights: routers, weights of rules, weights quantized already."""
         group = {slot.name for weight in self.weights for slot in weight.slots}
-        rest = [s for s in slots(self.found.model) if s.kind == "storage" and s.name not in group]
+        rest = [
+            s for s in weight_slots(self.found.model) if s.kind == "storage" and s.name not in group
+        ]
         return sum(self.sizes.nbytes([slot], self.plan) for slot in rest)
 
-    def nbytes(self, weight: Weight, maker: Maker | None) -> int:
+    def nbytes(self, weight: PlannedWeight, maker: Maker | None) -> int:
         """Bytes on the device of a weight in a format, or in floats."""
         rows = prod(weight.slots[0].shape[:-1])
         return len(weight.slots) * self.sizes.rows_nbytes(maker, weight.shape, rows)
 
-    def has_kernel(self, weight: Weight, maker: Maker) -> bool:
+    def has_kernel(self, weight: PlannedWeight, maker: Maker) -> bool:
         """Whether a kernel multiplies a weight in that format."""
         return self.sizes.sample(maker, weight.shape).has_kernel
 
-    def uniform(self, weight: Weight, maker: Maker) -> Maker | None:
+    def uniform(self, weight: PlannedWeight, maker: Maker) -> Maker | None:
         """The format that a weight gets if `--quant` names `maker` for the whole model."""
         plan = QuantizationPlan(self.makers, maker, sensitive=self.plan.sensitive)
         return plan.choose(weight.slots[0])
 
-    def sample(self, weight: Weight, rows: int, experts: int) -> Iterator[tuple[str, Tensor]]:
+    def sample(
+        self, weight: PlannedWeight, rows: int, experts: int
+    ) -> Iterator[tuple[str, Tensor]]:
         """About `rows` evenly spread rows [r, k] of a weight, of at most `experts` experts.
 
         Yields them per slot, with the name of the slot.
@@ -175,10 +179,10 @@ class PlanRequest:
         """Rows [r, k] quantized to a format and dequantized."""
         return maker.make(rows, self.found.dtype, importance).dequantize()
 
-    def plan_of(self, planned: Planned) -> QuantizationPlan:
+    def plan_of(self, planned: PlannedFormats) -> QuantizationPlan:
         """The quantization plan with the formats that a planner chose."""
         chosen = {
-            slot.name: None if name == FLOAT else self.makers[name]
+            slot.name: None if name == FLOAT_FORMAT else self.makers[name]
             for weight, name in planned.formats.items()
             for slot in weight.slots
         }
@@ -188,7 +192,7 @@ class PlanRequest:
         )
 
 
-def weight_slots(path: str, module: Any) -> Iterator[Slot]:
+def quantizable_slots(path: str, module: Any) -> Iterator[WeightSlot]:
     """The slots of a module for weights that may be quantized."""
     if isinstance(module, Linear | Embedding | ExpertLinear) and not isinstance(module, Router):
         yield from (slot for slot in module.slots(path) if slot.kind == "storage")

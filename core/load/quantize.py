@@ -23,7 +23,7 @@ from ostro.core.load.importance import read_importance, slot_importance
 from ostro.core.load.names import Names
 from ostro.core.load.open import open_container
 from ostro.core.nn import Embedding, Head, Router
-from ostro.core.nn.linear import Slot
+from ostro.core.nn.linear import WeightSlot
 from ostro.core.nn.storage import QuantizingStorageClass, Storage
 from ostro.core.placement.patterns import PatternRule, ancestors, read_rules, regex
 from ostro.core.plugins.manager import PluginManager
@@ -33,7 +33,7 @@ from ostro.core.settings import Settings
 SHORT: Mapping[str, str] = {bits: f"q{bits}k" for bits in "23456"} | {"8": "q8_0"}
 """Formats by number of bits, the same as in mistral.rs on CPU and CUDA."""
 
-FLOAT = "float"
+FLOAT_FORMAT = "float"
 """The format name for weights that are not quantized."""
 
 
@@ -123,7 +123,7 @@ class QuantizationPlan:
             (regex(rule.pattern, "--topology"), self.maker(rule.target)) for rule in self.rules
         ]
 
-    def check(self, slots: Iterable[Slot]) -> None:
+    def check(self, slots: Iterable[WeightSlot]) -> None:
         """Raise UsageError for a rule that matches no weight."""
         slots = [slot for slot in slots if slot.kind == "storage"]
         for rule, (pattern, _) in zip(self.rules, self.named, strict=True):
@@ -134,9 +134,9 @@ class QuantizationPlan:
                 )
 
     def maker(self, name: str) -> Maker | None:
-        return None if name == FLOAT else find(name, self.known, "--topology")
+        return None if name == FLOAT_FORMAT else find(name, self.known, "--topology")
 
-    def choose(self, slot: Slot) -> Maker | None:
+    def choose(self, slot: WeightSlot) -> Maker | None:
         """The format of a slot, or None if it is not quantized."""
         if slot.name in self.chosen:
             return self.chosen[slot.name]
@@ -150,12 +150,12 @@ class QuantizationPlan:
             maker = find(maker.format.sensitive, self.known)
         return self.fit(slot, maker)
 
-    def is_sensitive(self, slot: Slot) -> bool:
+    def is_sensitive(self, slot: WeightSlot) -> bool:
         """Whether a slot is an embedding, a head, or named by the architecture's record."""
         named = any(fnmatchcase(slot.name, pattern) for pattern in self.sensitive)
         return named or isinstance(slot.module, Embedding | Head)
 
-    def fit(self, slot: Slot, maker: Maker) -> Maker | None:
+    def fit(self, slot: WeightSlot, maker: Maker) -> Maker | None:
         """The format, or the first of its fallbacks whose block divides the rows of a slot."""
         k, requested = slot.shape[-1], maker.format
         fits: Maker | None = maker
@@ -170,7 +170,7 @@ class QuantizationPlan:
             )
         return fits
 
-    def nbytes(self, slot: Slot) -> int | None:
+    def nbytes(self, slot: WeightSlot) -> int | None:
         """The approximate bytes of a slot, or None if it is not quantized."""
         maker = self.choose(slot)
         return None if maker is None else int(prod(slot.shape) * maker.format.bits / 8)
@@ -180,7 +180,7 @@ class QuantizationPlan:
         notes = [f"quantize: {name}: {note}" for name, note in self.notes.items()]
         return [self.outcome, *notes] if self.outcome else notes
 
-    def make(self, slot: Slot, weight: Tensor, dtype: torch.dtype) -> Storage | None:
+    def make(self, slot: WeightSlot, weight: Tensor, dtype: torch.dtype) -> Storage | None:
         """Quantize a float weight; None if its slot is not quantized."""
         maker = self.choose(slot)
         if maker is None:
@@ -188,7 +188,7 @@ class QuantizationPlan:
         return maker.make(weight, dtype, self.importance.get(slot.name))
 
 
-def matches(pattern: re.Pattern[str], slot: Slot) -> bool:
+def matches(pattern: re.Pattern[str], slot: WeightSlot) -> bool:
     """Whether a pattern matches a slot's name or the path of a module above it."""
     return any(map(pattern.fullmatch, (slot.name, *ancestors(slot.name))))
 
@@ -197,7 +197,7 @@ def read_plan(
     settings: Settings,
     sensitive: Sequence[str],
     names: Names,
-    slots: Sequence[Slot],
+    slots: Sequence[WeightSlot],
     plugins: PluginManager,
 ) -> QuantizationPlan | None:
     """The plan of the user's settings, or None without --quant and --topology.

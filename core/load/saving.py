@@ -16,8 +16,8 @@ from ostro.core.load.describe import ModelOutline
 from ostro.core.load.heads import tied_names
 from ostro.core.load.names import FLOATS, Named, StorageTransform, Transform
 from ostro.core.load.quantize import Maker, QuantizationPlan
-from ostro.core.load.weights import WeightReader, refuse, slots
-from ostro.core.nn.linear import Slot
+from ostro.core.load.weights import WeightReader, refuse, weight_slots
+from ostro.core.nn.linear import WeightSlot
 from ostro.core.nn.storage import Storage
 from ostro.core.plugins.manager import PluginManager
 
@@ -54,20 +54,20 @@ class Saving:
         return self.outline.reader(self.plugins, device=torch.device("cpu"), plan=self.plan)
 
     @cached_property
-    def arranged(self) -> tuple[dict[str, Slot], dict[str, dict[str, Named]], list[str]]:
+    def arranged(self) -> tuple[dict[str, WeightSlot], dict[str, dict[str, Named]], list[str]]:
         """Slots by name, the checkpoint tensors of each weight slot, and tensors without a slot.
 
         Raises CheckpointError if the checkpoint does not match the architecture.
         """
         found = self.outline
         by_slot, singles, left = found.arrange()
-        known = {slot.name: slot for slot in slots(found.model)}
+        known = {slot.name: slot for slot in weight_slots(found.model)}
         tied = tied_names(found.model, found.names, found.space)
         filled, unused = by_slot.keys() | singles.keys(), [n for n in left if n not in tied]
         refuse(found.container, known.values(), filled, unused)
         return known, by_slot, left
 
-    def weights(self) -> Iterator[tuple[Slot, Callable[[], Storage]]]:
+    def weights(self) -> Iterator[tuple[WeightSlot, Callable[[], Storage]]]:
         """Every weight slot, with a function that reads its storage."""
         known, by_slot, _ = self.arranged
         for name, tensors in by_slot.items():
@@ -80,14 +80,14 @@ class Saving:
         container = self.outline.container
         return {n: container.read(n) for n in container.tensors if n not in used and n not in left}
 
-    def plans(self, tensor: str) -> Sequence[tuple[Slot, Maker]]:
+    def plans(self, tensor: str) -> Sequence[tuple[WeightSlot, Maker]]:
         """The slots that a float tensor of the checkpoint fills, with the formats they get."""
         return self._plans.get(tensor, ())
 
     @cached_property
-    def _plans(self) -> Mapping[str, Sequence[tuple[Slot, Maker]]]:
+    def _plans(self) -> Mapping[str, Sequence[tuple[WeightSlot, Maker]]]:
         known, by_slot, _ = self.arranged
-        found: dict[str, list[tuple[Slot, Maker]]] = defaultdict(list)
+        found: dict[str, list[tuple[WeightSlot, Maker]]] = defaultdict(list)
         for name, tensors in by_slot.items():
             (*_, named), maker = tensors.values(), self.plan.choose(known[name])
             info = self.outline.container.tensors[named.theirs]

@@ -15,9 +15,9 @@ import torch
 
 from ostro.core.load.describe import DTYPES, ModelOutline, target_of
 from ostro.core.load.names import FLOATS
-from ostro.core.load.quantize import FLOAT, Maker, QuantizationPlan
+from ostro.core.load.quantize import FLOAT_FORMAT, Maker, QuantizationPlan
 from ostro.core.nn import Embedding
-from ostro.core.nn.linear import Slot
+from ostro.core.nn.linear import WeightSlot
 from ostro.core.nn.storage import Storage
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import TensorInfo, resolve
@@ -28,7 +28,7 @@ ROWS = 64
 FEW_ROWS = 512
 """Up to this many rows a weight is measured as it is: a layout of large weights may not fit it."""
 
-Shape = tuple[int, bool, str]
+WeightShape = tuple[int, bool, str]
 """What determines the bytes per row: columns, whether the weight is an embedding, and the float
 format in the checkpoint.
 """
@@ -46,28 +46,28 @@ class Sizes:
         self.dense: Any = resolve(plugins.get("quantizers", "dense").storage)
         self.reader = outline.reader(plugins)
         self.by_slot = outline.arrange()[0]
-        self.rows: dict[tuple[str, Shape], Sample] = {}
-        self.few: dict[tuple[str, Shape, int], int] = {}
+        self.rows: dict[tuple[str, WeightShape], Sample] = {}
+        self.few: dict[tuple[str, WeightShape, int], int] = {}
         self.quantized: dict[Any, int] = {}
 
-    def rows_nbytes(self, maker: Maker | None, shape: Shape, rows: int = ROWS) -> int:
+    def rows_nbytes(self, maker: Maker | None, shape: WeightShape, rows: int = ROWS) -> int:
         """Bytes of contiguous rows in a format; `maker` None means floats."""
         if rows > FEW_ROWS:
             return self.sample(maker, shape).nbytes(rows)
-        name = maker.format.name if maker else FLOAT
+        name = maker.format.name if maker else FLOAT_FORMAT
         if (name, shape, rows) not in self.few:
             self.few[name, shape, rows] = self.random(maker, shape, rows).nbytes
         return self.few[name, shape, rows]
 
-    def sample(self, maker: Maker | None, shape: Shape) -> Sample:
+    def sample(self, maker: Maker | None, shape: WeightShape) -> Sample:
         """The measured sample of a shape in a format, cached."""
-        name = maker.format.name if maker else FLOAT
+        name = maker.format.name if maker else FLOAT_FORMAT
         if (name, shape) not in self.rows:
             batch, single = (self.random(maker, shape, count) for count in (ROWS, 1))
             self.rows[name, shape] = Sample(batch.nbytes, single.nbytes, batch.has_kernel)
         return self.rows[name, shape]
 
-    def random(self, maker: Maker | None, shape: Shape, rows: int) -> Storage:
+    def random(self, maker: Maker | None, shape: WeightShape, rows: int) -> Storage:
         """A finalized storage of random rows in a format."""
         generator = torch.Generator().manual_seed(0)
         weight = torch.randn(rows, shape[0], generator=generator)
@@ -80,7 +80,7 @@ class Sizes:
         storage.finalize(self.target, embedding=embedding)
         return storage
 
-    def nbytes(self, parts: Sequence[Slot], plan: QuantizationPlan | None) -> int:
+    def nbytes(self, parts: Sequence[WeightSlot], plan: QuantizationPlan | None) -> int:
         """Bytes of the parts of a module, or of one of its experts, in the formats of a plan.
 
         Float parts with the same format are stored contiguously.
@@ -95,20 +95,20 @@ class Sizes:
             for slot in parts
         )
 
-    def shape_of(self, slot: Slot) -> Shape:
+    def shape_of(self, slot: WeightSlot) -> WeightShape:
         """The shape of a float slot."""
         return slot.shape[-1], isinstance(slot.module, Embedding), self.infos(slot)["weight"].format
 
-    def is_float(self, slot: Slot) -> bool:
+    def is_float(self, slot: WeightSlot) -> bool:
         """Whether a slot is stored in floats in the checkpoint."""
         infos = self.infos(slot)
         return infos.keys() == {"weight"} and infos["weight"].format in FLOATS
 
-    def infos(self, slot: Slot) -> dict[str, TensorInfo]:
+    def infos(self, slot: WeightSlot) -> dict[str, TensorInfo]:
         tensors = self.outline.container.tensors
         return {suffix: tensors[n.theirs] for suffix, n in self.by_slot.get(slot.name, {}).items()}
 
-    def quantized_nbytes(self, slot: Slot) -> int:
+    def quantized_nbytes(self, slot: WeightSlot) -> int:
         """Bytes of a slot that is quantized in the checkpoint."""
         facts = ((suffix, i.format, i.shape) for suffix, i in self.infos(slot).items())
         kind = slot.shape, *sorted(facts)

@@ -24,7 +24,7 @@ from ostro.core.load.names import FLOATS, HeadRows, Named, Names, StorageTransfo
 from ostro.core.load.quantize import QuantizationPlan
 from ostro.core.nn.embedding import Embedding
 from ostro.core.nn.experts import ExpertLinear
-from ostro.core.nn.linear import Linear, Slot
+from ostro.core.nn.linear import Linear, WeightSlot
 from ostro.core.nn.storage import Storage, Stored
 from ostro.core.placement.offload import move_to_host
 from ostro.core.placement.patterns import ancestors
@@ -48,16 +48,16 @@ Rows = Unpermute | HeadRows
 logger = logging.getLogger(__name__)
 
 
-def slots(model: Module, path: str = "") -> Iterator[Slot]:
+def weight_slots(model: Module, path: str = "") -> Iterator[WeightSlot]:
     """Every slot (weight or parameter) that a checkpoint must fill, in module order."""
     if isinstance(model, Linear | Embedding | ExpertLinear):
         yield from model.slots(path)
         return
     for name, parameter in model.named_parameters(recurse=False):
         full = f"{path}.{name}" if path else name
-        yield Slot(full, "tensor", tuple(parameter.shape), model, name)
+        yield WeightSlot(full, "tensor", tuple(parameter.shape), model, name)
     for name, child in model.named_children():
-        yield from slots(child, f"{path}.{name}" if path else name)
+        yield from weight_slots(child, f"{path}.{name}" if path else name)
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class WeightReader:
     placement: Placement | None = None
     plan: QuantizationPlan | None = None
 
-    def storage(self, slot: Slot, named: Mapping[str, Named]) -> Storage:
+    def storage(self, slot: WeightSlot, named: Mapping[str, Named]) -> Storage:
         infos = {suffix: self.container.tensors[n.theirs] for suffix, n in named.items()}
         transform = storage_transform(named, infos)
         if transform is not None:
@@ -109,7 +109,7 @@ class WeightReader:
             move_to_host(storage)
         return storage
 
-    def quantized(self, slot: Slot, stored: Stored) -> Storage | None:
+    def quantized(self, slot: WeightSlot, stored: Stored) -> Storage | None:
         """A float weight in the format of the plan, or None if it is not quantized."""
         if self.plan is None or stored.infos.keys() != {"weight"}:
             return None
@@ -118,7 +118,7 @@ class WeightReader:
             return None
         return self.plan.make(slot, weight.to(stored.device), self.dtype)
 
-    def claimant(self, slot: Slot, infos: Mapping[str, TensorInfo]) -> Quantizer:
+    def claimant(self, slot: WeightSlot, infos: Mapping[str, TensorInfo]) -> Quantizer:
         quantizer: Quantizer | None = self.plugins.claimant(
             "quantizers", lambda q: q.claims(infos, self.settings), slot.name
         )
@@ -165,7 +165,7 @@ def row_order(named: Mapping[str, Named]) -> Rows | None:
     return transform  # type: ignore[return-value]
 
 
-def rearranged(storage: Storage, rows: Rows, slot: Slot, stored: Stored) -> Storage:
+def rearranged(storage: Storage, rows: Rows, slot: WeightSlot, stored: Stored) -> Storage:
     """Permute the rows of a storage. Raises CheckpointError if its format does not support it."""
     permuted = storage.permute_rows(rows.read)
     if permuted is None:
@@ -207,7 +207,7 @@ def fill(
     Raises CheckpointError if tensors are missing, left over or have the wrong shape.
     """
     by_slot, singles, left = arrange(model, container, names, space)
-    expected = list(slots(model))
+    expected = list(weight_slots(model))
     filled = by_slot.keys() | singles.keys()
     refuse(container, expected, filled, [name for name in left if name not in tied])
     if any(map(KV_SCALES.fullmatch, left)):
@@ -242,7 +242,7 @@ def arrange(
     Also returns the names of unassigned tensors. Raises CheckpointError for duplicates.
     """
     named, left = names.read(container.tensors, space)
-    kinds = {slot.name: slot.kind for slot in slots(model)}
+    kinds = {slot.name: slot.kind for slot in weight_slots(model)}
     by_slot: dict[str, dict[str, Named]] = defaultdict(dict)
     singles, seen = dict[str, Named](), dict[str, str]()
     for item in named:
@@ -262,7 +262,7 @@ def arrange(
     return by_slot, singles, left
 
 
-def put(slot: Slot, named: Named, reader: WeightReader) -> None:
+def put(slot: WeightSlot, named: Named, reader: WeightReader) -> None:
     """Read a plain tensor into its parameter, or into its part of a fused bias."""
     tensor = reader.tensor(named, reader.container.tensors[named.theirs])
     if tuple(tensor.shape) != slot.shape:
@@ -277,7 +277,7 @@ def put(slot: Slot, named: Named, reader: WeightReader) -> None:
 
 
 def refuse(
-    container: Container, expected: Iterable[Slot], filled: Set[str], left: list[str]
+    container: Container, expected: Iterable[WeightSlot], filled: Set[str], left: list[str]
 ) -> None:
     """Raise CheckpointError for slots that are not filled, and for `left`, tensors without one,
     except scales of a cache.

@@ -6,7 +6,7 @@ import msgspec
 
 from ostro.core.errors import EngineDied, OstroError, describe_error, rebuild_error
 from ostro.core.messages.outputs import Output, Stats
-from ostro.core.messages.requests import DEFAULT, Request
+from ostro.core.messages.requests import DEFAULT_MODEL, Request
 from ostro.core.settings import Settings
 
 
@@ -109,7 +109,7 @@ class EngineCommand(msgspec.Struct, kw_only=True, tag=True):
     """A command, with the `id` of its result, which the client sets."""
 
     id: str = ""
-    model: str = DEFAULT
+    model: str = DEFAULT_MODEL
 
 
 class LoadModel(EngineCommand, kw_only=True):

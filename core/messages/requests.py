@@ -164,7 +164,7 @@ def unusual_values(values: Mapping[str, Any]) -> str | None:
     return "; ".join(outside) or None
 
 
-DEFAULT = "default"
+DEFAULT_MODEL = "default"
 """A name of the first model, in addition to its own."""
 
 
@@ -189,7 +189,7 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     id: str
     tokens: list[int]
     sampling: Sampling = Sampling()
-    model: str = DEFAULT
+    model: str = DEFAULT_MODEL
     owner: str = ""
     priority: int = 0
     salt: str = ""
@@ -210,7 +210,7 @@ class PoolingRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     inputs: list[list[int]]
     kinds: dict[int, list[int]] = {}
     output: Literal["vectors", "scores"] = "vectors"
-    model: str = DEFAULT
+    model: str = DEFAULT_MODEL
     adapters: tuple[AdapterRef, ...] = ()
 
 
@@ -220,7 +220,7 @@ class JobRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     id: str
     values: dict[str, Any] = {}
     arrays: dict[str, Array] = {}
-    model: str = DEFAULT
+    model: str = DEFAULT_MODEL
     adapters: tuple[AdapterRef, ...] = ()
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import Tensor
 from torch.nn import Module
 
-from ostro.core.nn.linear import Delta, Linear, Slot
+from ostro.core.nn.linear import Delta, Linear, WeightSlot
 from ostro.core.nn.storage import Storage
 from ostro.core.ops import Target
 from ostro.core.step import Step
@@ -35,10 +35,10 @@ class Embedding(Module):
             y = delta.rows(ids, y, step)
         return y
 
-    def slots(self, path: str) -> Iterator[Slot]:
-        yield Slot(path, "storage", (self.n, self.d), self)
+    def slots(self, path: str) -> Iterator[WeightSlot]:
+        yield WeightSlot(path, "storage", (self.n, self.d), self)
 
-    def fill(self, slot: Slot, value: Storage) -> None:
+    def fill(self, slot: WeightSlot, value: Storage) -> None:
         self.storage = value
 
     def finalize(self, target: Target) -> str:
@@ -73,7 +73,7 @@ class Head(Linear):
             x, step = x[step.logits_indices], step.rows(step.logits_indices)
         return super().forward(x, step)
 
-    def slots(self, path: str) -> Iterator[Slot]:
+    def slots(self, path: str) -> Iterator[WeightSlot]:
         own = super().slots(path)
         return (slot for slot in own if slot.kind == "tensor") if self.tied else own
 

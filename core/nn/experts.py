@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter, ParameterDict
 
 from ostro.core.errors import CheckpointError, InvalidTensor
-from ostro.core.nn.linear import Delta, Linear, Slot
+from ostro.core.nn.linear import Delta, Linear, WeightSlot
 from ostro.core.nn.mlp import activation
 from ostro.core.nn.storage import Storage
 from ostro.core.ops import Op, Target, act_mul, moe_route
@@ -40,13 +40,13 @@ class Router(Linear):
         self.e_score_correction_bias = correction(experts) if correction_bias else None
         self.route = Op(moe_route.KERNELS)
 
-    def slots(self, path: str) -> Iterator[Slot]:
+    def slots(self, path: str) -> Iterator[WeightSlot]:
         yield from super().slots(path)
         if (bias := self.e_score_correction_bias) is not None:
             name = "e_score_correction_bias"
-            yield Slot(f"{path}.{name}", "tensor", tuple(bias.shape), self, name)
+            yield WeightSlot(f"{path}.{name}", "tensor", tuple(bias.shape), self, name)
 
-    def fill(self, slot: Slot, value: Storage | Tensor) -> None:
+    def fill(self, slot: WeightSlot, value: Storage | Tensor) -> None:
         bias = self.e_score_correction_bias
         if bias is not None and slot.part == "e_score_correction_bias":
             assert isinstance(value, Tensor), f"{slot.name} is a parameter"
@@ -120,16 +120,18 @@ class ExpertLinear(Module):
             y = delta.grouped(x, y, expert_of_row, step)
         return y if self.bias is None else y + self.bias[expert_of_row]
 
-    def slots(self, path: str) -> Iterator[Slot]:
+    def slots(self, path: str) -> Iterator[WeightSlot]:
         parent = path.rpartition(".")[0]
         for expert in range(self.experts):
             for part, size in self.parts.items():
                 name = f"{parent}.{expert}.{part}"
-                yield Slot(name, "storage", (size, self.n_in), self, part, expert)
+                yield WeightSlot(name, "storage", (size, self.n_in), self, part, expert)
         for part, bias in self.biases.items():
-            yield Slot(f"{parent}.{part}.bias", "tensor", tuple(bias.shape), self.biases, part)
+            yield WeightSlot(
+                f"{parent}.{part}.bias", "tensor", tuple(bias.shape), self.biases, part
+            )
 
-    def fill(self, slot: Slot, value: Storage) -> None:
+    def fill(self, slot: WeightSlot, value: Storage) -> None:
         assert slot.expert is not None, f"{slot = } has no expert"
         self.read[slot.expert, slot.part] = value
 

@@ -46,7 +46,7 @@ class Delta(Protocol):
 
 
 @dataclass(frozen=True)
-class Slot:
+class WeightSlot:
     """A weight or parameter that a checkpoint must fill.
 
     `kind` "storage" is a weight of `shape` read from all tensors whose names begin with `name`;
@@ -145,15 +145,15 @@ class Linear(Module):
         """The slice of the output that belongs to a part."""
         return part_slice(self.parts, part)
 
-    def slots(self, path: str) -> Iterator[Slot]:
+    def slots(self, path: str) -> Iterator[WeightSlot]:
         parent = path.rpartition(".")[0]
         for part, size in self.parts.items():
             name = path if not part else f"{parent}.{part}" if parent else part
-            yield Slot(name, "storage", (size, self.n_in), self, part)
+            yield WeightSlot(name, "storage", (size, self.n_in), self, part)
             if part in self.biased:
-                yield Slot(f"{name}.bias", "tensor", (size,), self, part)
+                yield WeightSlot(f"{name}.bias", "tensor", (size,), self, part)
 
-    def fill(self, slot: Slot, value: Storage | Tensor) -> None:
+    def fill(self, slot: WeightSlot, value: Storage | Tensor) -> None:
         """Set the storage or the bias of a slot."""
         if isinstance(value, Storage):
             self.fused = None

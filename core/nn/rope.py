@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from ostro.core.ops import Op, rope
-from ostro.core.ops.rope.scaling import table
+from ostro.core.ops.rope.scaling import rope_table
 
 
 class Rope(Module):
@@ -50,7 +50,7 @@ class Rope(Module):
     def finalize(self, context: int, device: torch.device) -> None:
         """Make the table for `context` positions."""
         self.context = context
-        self.table = table(self.rule, self.head_dim, context).to(device)
+        self.table = rope_table(self.rule, self.head_dim, context).to(device)
         if self.woven and self.sections:
             # Cosines and sines use the same axes.
             self.axes = torch.tensor(weave(self.sections) * 2, device=device)

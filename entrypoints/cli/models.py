@@ -18,7 +18,7 @@ from ostro.entrypoints.cli.options import add_model_options, parse_settings
 
 if TYPE_CHECKING:
     from ostro.core.load.model import LoadedModel
-    from ostro.core.load.planning import Planned
+    from ostro.core.load.planning import PlannedFormats
     from ostro.core.pipeline import SamplingDefaults
     from ostro.core.plugins.manager import PluginManager
 
@@ -135,7 +135,7 @@ def explained(
     }
 
 
-def planned_formats(planned: Planned) -> dict[str, Any]:
+def planned_formats(planned: PlannedFormats) -> dict[str, Any]:
     """The formats of an interrupted search by layer, as plain data."""
     formats: dict[str, list[str]] = {}
     for weight, name in planned.formats.items():

@@ -15,7 +15,7 @@ from ostro.core.load.quantize import Maker, QuantizationPlan, makers
 from ostro.core.load.sizes import Sizes
 from ostro.core.nn import CachedLayer, Embedding, Head, Linear, Model
 from ostro.core.nn.experts import ExpertLinear
-from ostro.core.nn.linear import Slot
+from ostro.core.nn.linear import WeightSlot
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.settings import ProgressCallback
 
@@ -93,7 +93,7 @@ def weigh_as(
     )
 
 
-def weight_slots(path: str, module: Any) -> list[Slot]:
+def weight_slots(path: str, module: Any) -> list[WeightSlot]:
     """Return the slots of a module's weights; of experts, those of the first one only."""
     slots = [slot for slot in module.slots(path) if slot.kind == "storage"]
     return [slot for slot in slots if not slot.expert]

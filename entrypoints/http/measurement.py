@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 from ostro.core.errors import OstroError
 from ostro.core.ipc.client import RequestObserver
 from ostro.core.messages.outputs import Output, Stats, TokenOutput
-from ostro.core.messages.requests import DEFAULT, JobRequest, Request, TokenRequest
+from ostro.core.messages.requests import DEFAULT_MODEL, JobRequest, Request, TokenRequest
 from ostro.entrypoints.http.http_series import REQUESTS, STEPS, HttpSeries
 from ostro.entrypoints.http.request_record import OTHER, RECORD, RequestRecord
 from ostro.entrypoints.http.series import Histogram, Labels, counter_family, histogram_family
@@ -148,7 +148,7 @@ class RequestMetrics(RequestObserver, Collector):
     def begin(self, request: Request) -> None:
         """Count the prompt tokens of a pooling request; those of others are in their output."""
         claim, record = CLAIM.get(), RECORD.get()
-        model = self.default if request.model == DEFAULT else request.model
+        model = self.default if request.model == DEFAULT_MODEL else request.model
         if record is not None:
             route = record.route
         else:

@@ -7,8 +7,8 @@ import torch
 
 from ostro.core.load.experts import ExpertNames
 from ostro.core.load.names import Names
-from ostro.core.load.weights import slots
-from ostro.core.nn.linear import Slot
+from ostro.core.load.weights import weight_slots
+from ostro.core.nn.linear import WeightSlot
 from ostro.core.records import Architecture
 from ostro.plugins.conformance.checks import check
 from ostro.plugins.conformance.parity import Subject
@@ -24,7 +24,9 @@ def gguf_names_cover_every_weight(tiny: Subject) -> None:
     if tiny.record.names is None:
         pytest.fail(f"{tiny.name} reads GGUF files, but its record declares no names")
     names = tiny.names
-    wanted = [s for s in slots(tiny.load().model) if s.expert is None and ".experts." not in s.name]
+    wanted = [
+        s for s in weight_slots(tiny.load().model) if s.expert is None and ".experts." not in s.name
+    ]
     wrong = [fault for slot in wanted if (fault := fault_of(names, slot))]
     if isinstance(names, ExpertNames):
         ends = {pair.theirs for pair in names.stacks}
@@ -33,7 +35,7 @@ def gguf_names_cover_every_weight(tiny: Subject) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def fault_of(names: Names, slot: Slot) -> str | None:
+def fault_of(names: Names, slot: WeightSlot) -> str | None:
     """The fault of a weight's GGUF name or transform, or None."""
     ours = slot.name if slot.kind == "tensor" else f"{slot.name}.weight"
     there = names.write(ours, "gguf")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from ostro.checkpoints import GGML_BY_NAME as BY_NAME
+from ostro.checkpoints import GGML_BY_NAME
 from ostro.errors import Unsupported
 from ostro.quant.gguf import naive_grids
 from ostro.quant.gguf.fields import Parts, codes, half, minus, numbers, weights
@@ -54,7 +54,7 @@ def unpack_blocks(format: str, data: Tensor) -> Parts:
 
 def _as_blocks(format: str, data: Tensor) -> Tensor:
     """Rows as blocks: [..., bytes per row] -> [..., blocks, bytes per block]."""
-    size = BY_NAME[format].nbytes
+    size = GGML_BY_NAME[format].nbytes
     if data.dtype != torch.uint8 or data.shape[-1] % size:
         raise ValueError(
             f"{format} rows must be uint8 and a multiple of {size} bytes, "

@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ostro.checkpoints import GGML_BY_NAME as BY_NAME
+from ostro.checkpoints import GGML_BY_NAME
 from ostro.quant.gguf.cells import cells, runs
 from ostro.quant.gguf.fields import Parts, codes, field, half, minus, numbers, raw
 from ostro.quant.gguf.naive import NL, unpack_blocks
@@ -28,7 +28,7 @@ LOW_6, LOW_4, LOW_2 = 0x3F3F3F3F, 0x0F0F0F0F, 0x03030303
 def pack(format: str, data: Tensor) -> Planes:
     """Planes of a file's rows, uint8 [..., bytes per row]. Raises like `naive.dequantize`."""
     *lead, nbytes = data.shape
-    rows, kind = data.reshape(-1, nbytes), BY_NAME[format]
+    rows, kind = data.reshape(-1, nbytes), GGML_BY_NAME[format]
     step = max(1, CHUNK // max(1, nbytes // kind.nbytes * kind.block))
     planes = _pack(format, rows[:step])
     if len(rows) > step:
@@ -42,7 +42,7 @@ def pack(format: str, data: Tensor) -> Planes:
 
 
 def _pack(format: str, rows: Tensor) -> Planes:
-    nbytes = BY_NAME[format].nbytes
+    nbytes = GGML_BY_NAME[format].nbytes
     if format in CELLS and rows.shape[-1] % nbytes == 0:
         return CELLS[format](rows.unflatten(-1, (-1, nbytes)))
     return _planes(unpack_blocks(format, rows))
@@ -198,7 +198,7 @@ def unpack(format: str, planes: Planes) -> Tensor:
     `format` must be one of `FIELDS`, the formats whose planes determine the blocks.
     """
     *lead, k = planes.shape
-    rows, kind = planes.rows(), BY_NAME[format]
+    rows, kind = planes.rows(), GGML_BY_NAME[format]
     n, step = rows.shape[0], max(1, CHUNK // max(1, k))
     data = torch.empty(n, kind.row_bytes(k), dtype=torch.uint8, device=planes.scale.device)
     for start in range(0, n, step):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ostro.checkpoints import GGML_BY_NAME as BY_NAME
+from ostro.checkpoints import GGML_BY_NAME
 from ostro.errors import CheckpointError, Unsupported
 from ostro.quant.gguf import blocks
 from ostro.quant.gguf.schemes import FORMATS
@@ -31,7 +31,7 @@ def quantize(weight: Tensor, format: str, importance: Tensor | None = None) -> T
     """
     if format not in FORMATS:
         raise Unsupported(f"weights cannot be quantized to {format}, only to {', '.join(FORMATS)}")
-    (n, k), kind = weight.shape, BY_NAME[format]
+    (n, k), kind = weight.shape, GGML_BY_NAME[format]
     if k % kind.block:
         raise Unsupported(
             f"rows of {k} weights cannot be quantized to {format}, whose blocks have {kind.block}; "

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ostro import Storage, Stored
-from ostro.checkpoints import GGML_BY_NAME as BY_NAME
+from ostro.checkpoints import GGML_BY_NAME
 from ostro.quant.gguf.planes import FIELDS, pack, unpack
 from ostro.quant.gguf.quantize import quantize
 from ostro.quant.gguf.schemes import FORMATS
@@ -39,7 +39,7 @@ class Blocks(Packed):
     def read(cls, stored: Stored) -> Self:
         """Read "weight" of a GGUF file."""
         data, format = stored.tensors["weight"], stored.infos["weight"].format
-        kind = BY_NAME[format]
+        kind = GGML_BY_NAME[format]
         *rows, nbytes = data.shape
         if data.dtype != torch.uint8 or nbytes % kind.nbytes:
             raise stored.fault(

@@ -7,9 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ostro.checkpoints import Maker, PlanRequest
-from ostro.checkpoints import PlannedWeight as Weight
-from ostro.checkpoints import WeightShape as Shape
+from ostro.checkpoints import Maker, PlannedWeight, PlanRequest, WeightShape
 
 ROWS, EXPERTS = 32, 4
 """Rows sampled per weight, and the experts they are sampled from. Few are enough: the ratios
@@ -31,14 +29,14 @@ class FormatErrors:
 
     def __init__(self, request: PlanRequest, importance: Mapping[str, Tensor]) -> None:
         self.request, self.importance = request, importance
-        self.measured: dict[tuple[Weight, str], float] = {}
-        self.makers: dict[Shape, Sequence[Maker]] = {}
+        self.measured: dict[tuple[PlannedWeight, str], float] = {}
+        self.makers: dict[WeightShape, Sequence[Maker]] = {}
         shapes = dict.fromkeys(weight.shape for weight in request.weights)
         for done, shape in enumerate(shapes):
             request.report("choosing candidate formats", done, len(shapes))
             self.makers[shape] = self.choose(shape)
 
-    def choose(self, shape: Shape) -> Sequence[Maker]:
+    def choose(self, shape: WeightShape) -> Sequence[Maker]:
         """The candidate formats of a shape: formats with kernels, if there are any, that are
         Pareto-optimal (bytes, error) for at least one pilot.
         """
@@ -50,7 +48,7 @@ class FormatErrors:
         best = {name for pilot in pilots for name in self.unbeaten(pilot, fast)}
         return [maker for maker in fast if maker.format.name in best]
 
-    def unbeaten(self, weight: Weight, makers: Sequence[Maker]) -> Iterator[str]:
+    def unbeaten(self, weight: PlannedWeight, makers: Sequence[Maker]) -> Iterator[str]:
         """The Pareto-optimal formats: each has a smaller error than all formats of fewer bytes."""
         errors = self.measure(weight, makers)
         size = {m.format.name: self.request.nbytes(weight, m) for m in makers}
@@ -67,7 +65,7 @@ class FormatErrors:
             self.request.report("measuring the errors of formats", done, len(weights))
             self.measure(weight, self.makers[weight.shape])
 
-    def measure(self, weight: Weight, makers: Sequence[Maker]) -> dict[str, float]:
+    def measure(self, weight: PlannedWeight, makers: Sequence[Maker]) -> dict[str, float]:
         """The relative error by format: the sum of importance_j (W_j - W'_j)^2 over sampled rows,
         divided by the sum of importance_j W_j^2. Each is measured once.
         """
@@ -78,7 +76,7 @@ class FormatErrors:
         return {m.format.name: self.measured[weight, m.format.name] for m in makers}
 
     @torch.inference_mode()
-    def sampled_errors(self, weight: Weight, makers: Sequence[Maker]) -> dict[str, float]:
+    def sampled_errors(self, weight: PlannedWeight, makers: Sequence[Maker]) -> dict[str, float]:
         """The errors of `measure`, not cached."""
         found, total = dict.fromkeys((maker.format.name for maker in makers), 0.0), TINY
         for name, rows in self.request.sample(weight, ROWS, EXPERTS):

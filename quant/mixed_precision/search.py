@@ -17,10 +17,15 @@ from math import ceil
 
 from torch import Tensor
 
-from ostro.checkpoints import FLOAT_FORMAT as FLOAT
-from ostro.checkpoints import Maker, PlanInterrupted, PlanRequest, format_bytes
-from ostro.checkpoints import PlannedFormats as Planned
-from ostro.checkpoints import PlannedWeight as Weight
+from ostro.checkpoints import (
+    FLOAT_FORMAT,
+    Maker,
+    PlanInterrupted,
+    PlannedFormats,
+    PlannedWeight,
+    PlanRequest,
+    format_bytes,
+)
 from ostro.errors import UsageError
 from ostro.quant.mixed_precision.budget import Budget, read_budget
 from ostro.quant.mixed_precision.errors import FormatErrors
@@ -38,7 +43,7 @@ UNREPEATED = (
 """The end of the line for --explain, if the search measured the importances."""
 
 
-def plan(request: PlanRequest) -> Planned:
+def plan(request: PlanRequest) -> PlannedFormats:
     """Choose the formats for the budget in `--quant`.
 
     Raises UsageError for a budget that is too small, with the smallest possible one, and
@@ -63,7 +68,7 @@ class CostTable:
 
     request: PlanRequest
     importance: Mapping[str, Tensor]
-    units: Sequence[Sequence[Weight]]
+    units: Sequence[Sequence[PlannedWeight]]
     knapsack: Knapsack
     measured: int
     interrupted: bool = False
@@ -90,7 +95,7 @@ class CostTable:
         knapsack = Knapsack([options(unit, errors, known) for unit in units])
         return cls(request, importance, units, knapsack, len(sensitivities.measured), interrupted)
 
-    def plan(self, budget: Budget) -> Planned:
+    def plan(self, budget: Budget) -> PlannedFormats:
         """The formats with the least divergence within a budget. Raises UsageError like `plan`."""
         capacity = capacity_of(budget, self.request, self.knapsack.min_nbytes)
         # Also start from the sizes of uniform formats: if estimates hardly differ, solutions near a
@@ -106,11 +111,13 @@ class CostTable:
         outcome = describe(budget, self.request, picked, self.measured)
         if self.importance and not self.request.importance:
             outcome += UNREPEATED.format(budget=budget.text)
-        return Planned(formats, outcome, self.importance)
+        return PlannedFormats(formats, outcome, self.importance)
 
 
 def options(
-    unit: Sequence[Weight], errors: FormatErrors, sensitivities: Mapping[Weight, float]
+    unit: Sequence[PlannedWeight],
+    errors: FormatErrors,
+    sensitivities: Mapping[PlannedWeight, float],
 ) -> list[Option]:
     """The options of a unit: all parts in one format, or different formats."""
     each = [list(single(weight, errors, sensitivities[weight])) for weight in unit]
@@ -125,16 +132,18 @@ def options(
     return found + [replace(option, error=SPLIT_PENALTY * option.error) for option in split]
 
 
-def single(weight: Weight, errors: FormatErrors, sensitivity: float) -> Iterator[Option]:
+def single(weight: PlannedWeight, errors: FormatErrors, sensitivity: float) -> Iterator[Option]:
     makers = errors.makers[weight.shape]
     measured = errors.measure(weight, makers)
     for maker in (None, *makers):
-        name = maker.format.name if maker else FLOAT
+        name = maker.format.name if maker else FLOAT_FORMAT
         nbytes = errors.request.nbytes(weight, maker)
         yield Option((name,), nbytes, sensitivity * measured.get(name, 0.0))
 
 
-def uniform(maker: Maker, units: Sequence[Sequence[Weight]], request: PlanRequest) -> list[int]:
+def uniform(
+    maker: Maker, units: Sequence[Sequence[PlannedWeight]], request: PlanRequest
+) -> list[int]:
     """The bytes of each unit if the whole model uses one format."""
     return [
         sum(request.nbytes(weight, request.uniform(weight, maker)) for weight in unit)

@@ -14,8 +14,7 @@ from itertools import pairwise, zip_longest
 from math import exp, log
 from statistics import median
 
-from ostro.checkpoints import PlannedWeight as Weight
-from ostro.checkpoints import Probe
+from ostro.checkpoints import PlannedWeight, Probe
 from ostro.quant.mixed_precision.errors import TINY, FormatErrors
 
 DEPTHS = 5
@@ -39,7 +38,7 @@ class Sensitivities:
     def __init__(self, errors: FormatErrors) -> None:
         self.errors = errors
         self.kinds = kinds(errors.request.weights)
-        self.measured: dict[Weight, float] = {}
+        self.measured: dict[PlannedWeight, float] = {}
 
     def measure(self, probe: Probe) -> None:
         """Measure some weights of each kind, the ends and the middle of the model first."""
@@ -50,7 +49,7 @@ class Sensitivities:
             if value > 0:  # else noise, or experts that the texts do not use
                 self.measured[weight] = value
 
-    def sensitivity(self, weight: Weight, probe: Probe) -> float:
+    def sensitivity(self, weight: PlannedWeight, probe: Probe) -> float:
         """Quantize one weight and measure the divergence per relative squared error."""
         makers = self.errors.makers[weight.shape]
         if not makers:
@@ -61,12 +60,12 @@ class Sensitivities:
         error = self.errors.measure(weight, [maker])[maker.format.name]
         return divergence / max(error, TINY)
 
-    def all(self) -> Mapping[Weight, float]:
+    def all(self) -> Mapping[PlannedWeight, float]:
         """The sensitivity of each weight, interpolated within its kind.
 
         Weights of kinds without a measurement get the median of the others.
         """
-        found: dict[Weight, float] = {}
+        found: dict[PlannedWeight, float] = {}
         for weights in self.kinds:
             found |= interpolated(weights, self.measured)
         default = median(found.values()) if found else 1.0
@@ -77,7 +76,7 @@ class Sensitivities:
         }
 
 
-def kinds(weights: Sequence[Weight]) -> list[list[Weight]]:
+def kinds(weights: Sequence[PlannedWeight]) -> list[list[PlannedWeight]]:
     """Weights of the same part and shape, whose paths differ by numbers, in the model's order."""
     found = defaultdict(list)
     for weight in weights:
@@ -85,7 +84,7 @@ def kinds(weights: Sequence[Weight]) -> list[list[Weight]]:
     return list(found.values())
 
 
-def pilots(kinds: Sequence[Sequence[Weight]]) -> Iterator[Weight]:
+def pilots(kinds: Sequence[Sequence[PlannedWeight]]) -> Iterator[PlannedWeight]:
     """Up to `DEPTHS` weights of each kind, in turns over the kinds, so that few cover all kinds."""
     orders = [[kind[i] for i in coarse_to_fine(len(kind))] for kind in kinds]
     for turn in zip_longest(*orders):
@@ -102,8 +101,8 @@ def coarse_to_fine(count: int) -> list[int]:
 
 
 def interpolated(
-    weights: Sequence[Weight], measured: Mapping[Weight, float]
-) -> dict[Weight, float]:
+    weights: Sequence[PlannedWeight], measured: Mapping[PlannedWeight, float]
+) -> dict[PlannedWeight, float]:
     """The sensitivity of each weight of a kind: geometric between measured ones, constant beyond.
 
     Empty if none was measured.

@@ -15,11 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ostro.ops import GroupedTile as Tile
-from ostro.ops import dense_rows, launch_parameters, row_class, target_family
+from ostro.ops import GroupedTile, dense_rows, launch_parameters, row_class, target_family
 
-SMALL_TILE = Tile(rows=16, columns=32, depth=256, starts=1, warps=4, stages=4)
-LARGE_TILE = Tile(rows=64, columns=64, depth=128, starts=64, warps=4, stages=2)
+SMALL_TILE = GroupedTile(rows=16, columns=32, depth=256, starts=1, warps=4, stages=4)
+LARGE_TILE = GroupedTile(rows=64, columns=64, depth=128, starts=64, warps=4, stages=2)
 
 
 def grouped_matmul(x: Tensor, q: Tensor, e: Tensor, expert_of_row: Tensor) -> Tensor:
@@ -35,12 +34,12 @@ def grouped_matmul(x: Tensor, q: Tensor, e: Tensor, expert_of_row: Tensor) -> Te
     return launch(x, q, e, expert_of_row, tile)
 
 
-def candidate_tiles(rows_per_expert: int) -> list[Tile]:
+def candidate_tiles(rows_per_expert: int) -> list[GroupedTile]:
     """The tiles that may be faster for so many rows of each expert."""
     rows = [size for size in (16, 32, 64) if size <= max(16, 2 * rows_per_expert)]
     sizes = product(rows[-2:], (32, 64, 128), (128, 256), (4, 8), (2, 3, 4))
     return [
-        Tile(m, n, depth, 1 if m == 16 else m, warps, stages)
+        GroupedTile(m, n, depth, 1 if m == 16 else m, warps, stages)
         for m, n, depth, warps, stages in sizes
         # Unpacked weights take registers: four warps have at most 4096 of an iteration.
         if n * depth <= 4096 * warps
@@ -52,11 +51,11 @@ def grouped_matmul_deterministic(x: Tensor, q: Tensor, e: Tensor, expert_of_row:
     return launch(x, q, e, expert_of_row, small_tile())
 
 
-def small_tile() -> Tile:
+def small_tile() -> GroupedTile:
     return SMALL_TILE._replace(depth=128) if target_family() == "gfx1100" else SMALL_TILE
 
 
-def launch(x: Tensor, q: Tensor, e: Tensor, expert_of_row: Tensor, tile: Tile) -> Tensor:
+def launch(x: Tensor, q: Tensor, e: Tensor, expert_of_row: Tensor, tile: GroupedTile) -> Tensor:
     x = dense_rows(x)
     rows, (_, n, blocks) = x.shape[0], e.shape
     y = torch.empty(rows, n, dtype=x.dtype, device=x.device)

@@ -9,11 +9,11 @@ from ostro.core.config import (
     TextConfig,
     WindowConfig,
     check_sizes,
+    check_type,
     decode_floats,
     reference_defaults,
     rope_parameters,
 )
-from ostro.core.config import typed as check_type
 
 __all__ = [
     "MAX_EXPERTS",

@@ -20,7 +20,7 @@ from ostro.entrypoints.http.errors import respond
 from ostro.entrypoints.http.query import parse_query
 from ostro.entrypoints.http.stream import EventStream, unless_disconnected
 from ostro.entrypoints.operations.access.caller import Caller, Forbidden
-from ostro.entrypoints.operations.documents.batch_lines import LineResult as BatchResult
+from ostro.entrypoints.operations.documents.batch_lines import BatchResult
 from ostro.entrypoints.operations.documents.batches import Batch
 from ostro.entrypoints.operations.documents.request_batches import RequestBatches
 from ostro.entrypoints.operations.models.models import ModelEntry

@@ -5,16 +5,26 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ostro.core.chat import RESERVED as RESERVED_TEMPLATE_VARIABLES
-from ostro.core.chat import ChatTemplate, missing_template, prompt_tokens
+from ostro.core.chat import (
+    RESERVED_TEMPLATE_VARIABLES,
+    ChatTemplate,
+    missing_template,
+    prompt_tokens,
+)
 from ostro.core.chat.messages import TemplateFeatures
 from ostro.core.ipc.client import AsyncEngine
 from ostro.core.media.parts import check_count
 from ostro.core.media.process import MediaSource
 from ostro.core.media.worker import MediaWorker
 from ostro.core.messages.outputs import Finish, JobOutput, TokenLogprobs, TokenOutput
-from ostro.core.messages.requests import DEFAULT as DEFAULT_MODEL
-from ostro.core.messages.requests import AdapterRef, Dry, PoolingRequest, Sampling, TokenRequest
+from ostro.core.messages.requests import (
+    DEFAULT_MODEL,
+    AdapterRef,
+    Dry,
+    PoolingRequest,
+    Sampling,
+    TokenRequest,
+)
 from ostro.core.messages.target import AdapterChoice, ModelTarget
 from ostro.core.messages.text import (
     ChoiceEnd,
@@ -57,9 +67,9 @@ from ostro.core.pipeline import (
     SamplingDefaults,
     ServedModel,
     TextPipeline,
+    parse_request,
 )
-from ostro.core.pipeline import parse as parse_request
-from ostro.core.preparation import EXECUTOR as PREPARATION_EXECUTOR
+from ostro.core.preparation import PREPARATION_EXECUTOR
 from ostro.core.tasks import (
     ImagePipeline,
     ImageProgress,
@@ -95,14 +105,14 @@ if TYPE_CHECKING:
     from ostro.core.media.sound import Samples, resample
 
 _LAZY = {
-    "AddedRequest": ("ostro.core.engine.processors", "AddedRequest"),
-    "MaskProcessor": ("ostro.core.engine.processors", "MaskProcessor"),
-    "MaskRequest": ("ostro.core.engine.processors", "MaskRequest"),
-    "Processor": ("ostro.core.engine.processors", "Processor"),
-    "DraftRequest": ("ostro.core.engine.speculation", "DraftRequest"),
-    "Proposer": ("ostro.core.engine.speculation", "Proposer"),
-    "Samples": ("ostro.core.media.sound", "Samples"),
-    "resample": ("ostro.core.media.sound", "resample"),
+    "AddedRequest": "ostro.core.engine.processors",
+    "MaskProcessor": "ostro.core.engine.processors",
+    "MaskRequest": "ostro.core.engine.processors",
+    "Processor": "ostro.core.engine.processors",
+    "DraftRequest": "ostro.core.engine.speculation",
+    "Proposer": "ostro.core.engine.speculation",
+    "Samples": "ostro.core.media.sound",
+    "resample": "ostro.core.media.sound",
 }
 """Imported on first use: these modules need torch, Triton or NumPy."""
 
@@ -207,5 +217,4 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, attribute = _LAZY[name]
-    return getattr(import_module(module), attribute)
+    return getattr(import_module(_LAZY[name]), name)

@@ -26,7 +26,7 @@ from tiny.trained import BAR, FELT, RED, Served, compare, distance, train
 from ostro.core.config import ModelConfig
 from ostro.core.engine.startup.build import refresh
 from ostro.core.load.model import LoadedModel, requantize
-from ostro.core.load.weights import slots
+from ostro.core.load.weights import weight_slots
 from ostro.core.nn import Embedding, Linear, Model
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.settings import Settings
@@ -54,7 +54,7 @@ SPREAD = 0.05
 
 def floats(model: Model) -> Iterator[tuple[str, Tensor]]:
     """The dequantized weights of a model, with their names in the checkpoint."""
-    for slot in slots(model):
+    for slot in weight_slots(model):
         module = slot.module
         if isinstance(module, Embedding):
             assert module.storage is not None, f"{slot.name} is filled"

@@ -23,7 +23,7 @@ from ostro.architectures.gemma4_assistant.config import Config
 from ostro.architectures.gemma4_assistant.model import Model, OrderedEmbedding
 from ostro.core.errors import CheckpointError, ConfigError, Unsupported
 from ostro.core.load.model import load_model
-from ostro.core.load.weights import slots
+from ostro.core.load.weights import weight_slots
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.settings import Settings
 from ostro.core.step import ROWS
@@ -53,7 +53,7 @@ def config(folder: Path) -> dict[str, Any]:
 
 def test_every_weight_has_a_name(folder: Path, plugins: PluginManager) -> None:
     loaded = load_model(folder, Settings(device="cpu"), plugins)
-    written = {slot.name: fault_of(loaded.names, slot) for slot in slots(loaded.model)}
+    written = {slot.name: fault_of(loaded.names, slot) for slot in weight_slots(loaded.model)}
     assert "masked_embedding.token_ordering" in written and not any(written.values())
 
 

@@ -18,7 +18,7 @@ from ostro.architectures.qwen3 import native as qwen3_native
 from ostro.core.errors import Unsupported
 from ostro.core.ops import Fused, Target
 from ostro.core.ops.attention import AttentionMetadata
-from ostro.core.ops.rope.scaling import table
+from ostro.core.ops.rope.scaling import rope_table
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import resolve
 from ostro.core.settings import Settings
@@ -55,7 +55,7 @@ def heads(
     pages = Pages(k_cache, v_cache, ragged(torch.tensor(slots, dtype=torch.int64, device=DEVICE)))
     weights = (1 + 0.3 * torch.randn(2, d, device=DEVICE)).unbind()
     positions = torch.randint(0, 50, (1, rows), device=DEVICE)
-    angles = table({"rope_theta": 1e3}, d, 50).to(DEVICE)
+    angles = rope_table({"rope_theta": 1e3}, d, 50).to(DEVICE)
     return [q, k, v, *weights, 1e-3, positions, angles, pages]
 
 

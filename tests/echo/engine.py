@@ -47,7 +47,7 @@ from ostro.core.messages.commands import (
     UnloadModel,
 )
 from ostro.core.messages.outputs import Stats, TokenLogprobs, TokenOutput
-from ostro.core.messages.requests import DEFAULT, TokenRequest
+from ostro.core.messages.requests import DEFAULT_MODEL, TokenRequest
 
 VOCAB, CONTEXT = 300, 4096
 
@@ -89,7 +89,7 @@ class EchoEngine:
 
     def submit(self, request: TokenRequest) -> None:
         request.sampling.checked(self.vocab)
-        if DEFAULT not in self.names and request.model not in (DEFAULT, *self.names):
+        if DEFAULT_MODEL not in self.names and request.model not in (DEFAULT_MODEL, *self.names):
             raise NotFound(f"the model {request.model!r} is not loaded", param="model")
         if request.salt == "refuse me":
             raise RequestError("the engine refuses this", param="cache_salt")
@@ -159,7 +159,7 @@ class EchoEngine:
 
     def change_models(self, message: ModelCommand) -> None:
         """Models change at once. "broken" in a reference cannot be loaded, "large" fits alone."""
-        name = self.names[0] if message.model == DEFAULT else message.model
+        name = self.names[0] if message.model == DEFAULT_MODEL else message.model
         explain = list[str]()
         match message:
             case LoadModel(spec=ModelSpec() as spec):

@@ -39,11 +39,11 @@ from ostro.core.ops import (
     scan,
     varlen_attention,
 )
-from ostro.core.ops.kv_write.scaled import LIMITS as STORED
+from ostro.core.ops.kv_write.scaled import SCALED_LIMITS as STORED
 from ostro.core.ops.kv_write.scaled import Scaled, narrow
 from ostro.core.ops.moe_route import RoutingRule
 from ostro.core.ops.penalize import Penalties
-from ostro.core.ops.rope.scaling import table as rope_table
+from ostro.core.ops.rope.scaling import rope_table
 from ostro.core.ops.sample import Draw
 from ostro.core.records import resolve
 from ostro.plugins.conformance.kernels import DEVICE

@@ -18,7 +18,7 @@ from environments import default_root
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ostro.plugins.checkpoints.gguf.ggml import BY_NAME
+from ostro.plugins.checkpoints.gguf.ggml import GGML_BY_NAME
 
 FILE = Path(__file__).parents[1] / "quant" / "gguf" / "blocks.safetensors"
 SCALES = (0.0123, -1.7, 3e-6)
@@ -36,8 +36,8 @@ def library(root: Path, name: str) -> ctypes.CDLL:
 
 def blocks(format: str, *scales: torch.dtype) -> Tensor:
     """Scales of these dtypes, followed by random bytes; one block for each of `SCALES`."""
-    generator = torch.Generator().manual_seed(BY_NAME[format].id)
-    shape = (len(SCALES), BY_NAME[format].nbytes)
+    generator = torch.Generator().manual_seed(GGML_BY_NAME[format].id)
+    shape = (len(SCALES), GGML_BY_NAME[format].nbytes)
     made = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
     fields = [torch.tensor(SCALES, dtype=dtype)[:, None].view(torch.uint8) for dtype in scales]
     front = torch.cat(fields, 1)
@@ -79,7 +79,7 @@ def main() -> None:
     for format, (function, scale) in UNPACK.items():
         made = blocks(format, scale)
         golden[f"{format}.blocks"] = made
-        golden[f"{format}.weights"] = unpack(base, function, made, BY_NAME[format].block)
+        golden[f"{format}.weights"] = unpack(base, function, made, GGML_BY_NAME[format].block)
     made = blocks("Q8_1", torch.float16, torch.float16)
     golden["Q8_1.blocks"], golden["Q8_1.weights"] = made, multiply_by_units(cpu, made)
     save_file(golden, FILE)

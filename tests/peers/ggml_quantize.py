@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostro.plugins.checkpoints.gguf.ggml import BY_NAME
+from ostro.plugins.checkpoints.gguf.ggml import GGML_BY_NAME
 from ostro.quant.gguf.naive import dequantize
 from ostro.quant.gguf.schemes import FORMATS
 
@@ -52,7 +52,7 @@ def squared(error: Tensor, importance: Tensor | None = None) -> float:
 
 
 def quantize(base: ctypes.CDLL, format: str, weight: Tensor, importance: Tensor | None) -> Tensor:
-    kind = BY_NAME[format]
+    kind = GGML_BY_NAME[format]
     out = torch.zeros(N, kind.row_bytes(K), dtype=torch.uint8)
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
     if format in REFERENCE:

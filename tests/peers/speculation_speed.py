@@ -37,9 +37,9 @@ from torch import Tensor
 import ostro
 from ostro.core.engine.engine import Engine
 from ostro.core.engine.startup.start import open_engine
-from ostro.core.load.weights import slots
+from ostro.core.load.weights import weight_slots
 from ostro.core.messages.commands import ModelSpec
-from ostro.core.messages.requests import DEFAULT, Sampling, TokenRequest
+from ostro.core.messages.requests import DEFAULT_MODEL, Sampling, TokenRequest
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import resolve
 from ostro.core.settings import Settings
@@ -231,7 +231,7 @@ def random_weights(config: Config, seed: int) -> dict[str, Tensor]:
     own = resolve(record.config).from_hf(config)
     names = resolve(record.names)(own)
     with torch.device("meta"):
-        made = list(slots(resolve(record.model)(own)))
+        made = list(weight_slots(resolve(record.model)(own)))
     tensors = {}
     for slot in made:
         ours = slot.name if slot.kind == "tensor" else f"{slot.name}.weight"
@@ -400,7 +400,7 @@ def opened(settings: Settings) -> Iterator[Engine]:
     plugins = PluginManager()
     plugins.load(settings)
     models, _ = open_engine([ModelSpec(settings)], plugins, lambda *_: None)
-    engine = models.entries[DEFAULT].tokens
+    engine = models.entries[DEFAULT_MODEL].tokens
     assert engine is not None
     try:
         yield engine

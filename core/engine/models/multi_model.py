@@ -33,7 +33,7 @@ from ostro.core.messages.commands import (
     UnloadModel,
 )
 from ostro.core.messages.outputs import Output, Stats, TokenOutput
-from ostro.core.messages.requests import DEFAULT, AdapterRef, Request, TokenRequest
+from ostro.core.messages.requests import DEFAULT_MODEL, AdapterRef, Request, TokenRequest
 from ostro.core.settings import ProgressCallback
 
 log = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class MultiModelEngine:
     @property
     def first(self) -> ModelEngines:
         """The default model."""
-        return self.entry(DEFAULT)
+        return self.entry(DEFAULT_MODEL)
 
     @property
     def infos(self) -> dict[str, ModelInfo]:
@@ -132,7 +132,7 @@ class MultiModelEngine:
 
     def name_of(self, model: str) -> str:
         """The name of a model in `entries`; `DEFAULT` is the first one. Raises NotFound."""
-        name = next(iter(self.entries), None) if model == DEFAULT else model
+        name = next(iter(self.entries), None) if model == DEFAULT_MODEL else model
         if name is None or name not in self.entries:
             # Without the names of the others: the caller may not be allowed to use them.
             raise NotFound(f"the model {model!r:.100} is not loaded", param="model")

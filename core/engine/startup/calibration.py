@@ -28,9 +28,9 @@ from ostro.core.engine.startup.memory import BLOCK, ROWS
 from ostro.core.load.describe import ModelOutline
 from ostro.core.load.model import LoadedModel, load_model
 from ostro.core.load.open import end_ids
-from ostro.core.load.planning import Weight
+from ostro.core.load.planning import PlannedWeight
 from ostro.core.load.quantize import Maker, QuantizationPlan
-from ostro.core.load.weights import slots
+from ostro.core.load.weights import weight_slots
 from ostro.core.messages.requests import Sampling, TokenRequest
 from ostro.core.nn import Head, Linear, Router
 from ostro.core.nn.experts import ExpertLinear
@@ -115,7 +115,7 @@ class Calibration:
         for hook in hooks:
             hook.remove()
         importance = {}
-        for slot in slots(self.loaded.model):
+        for slot in weight_slots(self.loaded.model):
             users = (slot.module, *self.heads(slot.module))
             user = next((module for module in users if module in found), None)
             if user is not None and slot.kind == "storage":
@@ -128,7 +128,7 @@ class Calibration:
 
     @contextmanager
     def replaced(
-        self, weight: Weight, maker: Maker, importance: Mapping[str, Tensor]
+        self, weight: PlannedWeight, maker: Maker, importance: Mapping[str, Tensor]
     ) -> Iterator[None]:
         """Quantize one weight of the model within the context."""
         chosen = {slot.name: maker for slot in weight.slots}

@@ -35,7 +35,7 @@ from ostro.core.load.model import LoadedModel, load_model, requantize
 from ostro.core.load.open import find
 from ostro.core.load.pooling import read_pooling
 from ostro.core.messages.commands import ModelSpec
-from ostro.core.messages.requests import DEFAULT
+from ostro.core.messages.requests import DEFAULT_MODEL
 from ostro.core.nn import AssistantModel, EncoderModel, JobModel, Model, TokenModel
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.settings import ProgressCallback, Settings
@@ -73,7 +73,7 @@ def open_engine(
         report("warming up", 0, 0)
         # Only a capture shows whether steps can be captured, which --explain prints.
         make_entry_ready(entry, lazily=not (warm or model.settings.explain), warm=warm)
-        entries[model.settings.name or DEFAULT] = entry
+        entries[model.settings.name or DEFAULT_MODEL] = entry
         explain += loaded.explain
     engine = MultiModelEngine(entries, lambda *args: load_entry(engine, plugins, *args))
     return engine, explain

@@ -193,7 +193,7 @@ def plan_launch(
 
 
 @triton.jit
-def locate(starts, block, sequences, BLOCK_Q: tl.constexpr, SINGLE: tl.constexpr):
+def locate_sequence(starts, block, sequences, BLOCK_Q: tl.constexpr, SINGLE: tl.constexpr):
     """Find the sequence of a block of BLOCK_Q query rows by binary search.
 
     Returns (sequence, its start, the block's first row in it, its number of rows). Sequence s has
@@ -251,7 +251,9 @@ def attend(
     local = tl.program_id(0)
     if not SPLIT:
         local = tl.num_programs(0) - 1 - local  # later rows have more keys: start them first
-    s, start, first, queries = locate(starts, first_block + local, sequences, BLOCK_Q, SINGLE)
+    s, start, first, queries = locate_sequence(
+        starts, first_block + local, sequences, BLOCK_Q, SINGLE
+    )
     if first >= queries:
         return
     length = tl.load(lengths + s)
@@ -375,7 +377,9 @@ def merge(
     PER_KV: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     local = tl.program_id(0)
     m = tl.program_id(2)
-    _, start, first, queries = locate(starts, first_block + local, sequences, BLOCK_Q, SINGLE)
+    _, start, first, queries = locate_sequence(
+        starts, first_block + local, sequences, BLOCK_Q, SINGLE
+    )
     row = first + m // HEADS
     member = (tl.program_id(1) % PER_KV) * HEADS + m % HEADS
     if (m >= BLOCK_Q * HEADS) | (row >= queries) | (member >= GROUP):

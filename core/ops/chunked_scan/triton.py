@@ -14,7 +14,7 @@ from ostro.core.ops.attention.tiles import target_family
 from ostro.core.ops.attention.triton import TENSOR_FLOAT
 from ostro.core.ops.state_layout import SAVED_ROWS, StateLayout
 
-SHORT = SAVED_ROWS  # most rows of a sequence that are not worth a chunk
+SHORT_SEQUENCE = SAVED_ROWS  # most rows of a sequence that are not worth a chunk
 WIDEST = 128  # most elements of a key: a program has the whole key dimension in registers
 
 
@@ -61,7 +61,7 @@ def choose_chunks(v: Tensor, width: int, places: StateLayout, *, delta: bool) ->
     tensor_float = family in TENSOR_FLOAT
     # tf32 represents 16-bit rows exactly. float32 serves as a check of others: it runs row by row.
     fits = family in TILES and width <= WIDEST and not (tensor_float and v.dtype == torch.float32)
-    if not fits or rows < sequences + SHORT:
+    if not fits or rows < sequences + SHORT_SEQUENCE:
         return None
     tiles = TILES[family][delta]
     blocks = rows // tiles.rows + sequences
@@ -83,7 +83,7 @@ def choose_chunks(v: Tensor, width: int, places: StateLayout, *, delta: bool) ->
     )
 
 
-def advance(
+def advance_chunks(
     q: Tensor, k: Tensor, v: Tensor, chunks: Chunks, state: Tensor, places: StateLayout, out: Tensor
 ) -> None:
     """Advance the states of sequences of more than SHORT rows; write y to out [T, h, V].
@@ -97,7 +97,7 @@ def advance(
         state, places.starts, places.before, places.saved, out,
         heads, heads // k.shape[1], k.shape[2], width,
         q.stride(0), k.stride(0), v.stride(0), *state.stride(),
-        SHORT=SHORT,
+        SHORT=SHORT_SEQUENCE,
         ROWS=tiles.rows,
         K=max(16, triton.next_power_of_2(k.shape[2])),
         V=tiles.values,

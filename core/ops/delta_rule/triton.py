@@ -14,11 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ostro.core.ops.attention.triton import locate
+from ostro.core.ops.attention.triton import locate_sequence
 from ostro.core.ops.chunked_scan.triton import (
-    SHORT,
+    SHORT_SEQUENCE,
     Chunks,
-    advance,
+    advance_chunks,
     choose_chunks,
     decays,
     sequence_of,
@@ -79,13 +79,13 @@ def delta_rule(
         v.stride(0),
         b.stride(0),
         a.stride(0),
-        len(v) if chunks is None else SHORT,
+        len(v) if chunks is None else SHORT_SEQUENCE,
         K=wide,
         V=tile,
     )
     if chunks is not None:
         prepare(q, k, b, a, rate, dt_bias, places, chunks)
-        advance(q, k, v, chunks, state, places, out)
+        advance_chunks(q, k, v, chunks, state, places, out)
     return out
 
 
@@ -109,7 +109,7 @@ def prepare(
         chunks.mix, chunks.solve, chunks.read, chunks.known, chunks.kept, chunks.total,
         dk**-0.5, len(places.before), heads, heads // key_heads, dk,
         q.stride(0), k.stride(0), b.stride(0), a.stride(0),
-        SHORT=SHORT,
+        SHORT=SHORT_SEQUENCE,
         ROWS=chunks.tiles.rows,
         K=max(16, triton.next_power_of_2(dk)),
         PRECISION=chunks.precision,
@@ -205,7 +205,7 @@ def prepare_kernel(
     """Program (block, head): the decays and mixing weights among the rows of one chunk."""
     block = tl.program_id(0)
     head = tl.program_id(1).to(tl.int64)
-    _, start, first, rows = locate(starts, block, sequences, ROWS, False)
+    _, start, first, rows = locate_sequence(starts, block, sequences, ROWS, False)
     if (first >= rows) | (rows <= SHORT):
         return
     local = tl.arange(0, ROWS)

@@ -22,7 +22,7 @@ from ostro.core.ops.launch import launch_parameters, row_class
 from ostro.core.ops.rows import check_contiguous, dense_rows
 
 
-class Tile(NamedTuple):
+class GroupedTile(NamedTuple):
     """rows, columns of the output tile; depth: bytes of a row per iteration; starts: rows per
     program at which it looks for the begin of a run.
     """
@@ -35,8 +35,8 @@ class Tile(NamedTuple):
     stages: int
 
 
-FEW = Tile(rows=16, columns=32, depth=128, starts=1, warps=4, stages=4)
-MANY = Tile(rows=64, columns=64, depth=128, starts=64, warps=4, stages=3)
+FEW = GroupedTile(rows=16, columns=32, depth=128, starts=1, warps=4, stages=4)
+MANY = GroupedTile(rows=64, columns=64, depth=128, starts=64, warps=4, stages=3)
 
 
 def grouped(x: Tensor, weight: Tensor, expert_of_row: Tensor) -> Tensor:
@@ -52,12 +52,12 @@ def grouped(x: Tensor, weight: Tensor, expert_of_row: Tensor) -> Tensor:
     return launch(x, weight, expert_of_row, tile)
 
 
-def candidate_tiles(rows_per_expert: int) -> list[Tile]:
+def candidate_tiles(rows_per_expert: int) -> list[GroupedTile]:
     """The tiles that may be faster for so many rows of each expert."""
     rows = [size for size in (16, 32, 64, 128) if size <= max(16, 2 * rows_per_expert)]
     sizes = product(rows[-2:], (32, 64, 128), (64, 128), (4, 8), (2, 3, 4))
     return [
-        Tile(m, n, depth, 1 if m == 16 else m, warps, stages)
+        GroupedTile(m, n, depth, 1 if m == 16 else m, warps, stages)
         for m, n, depth, warps, stages in sizes
         if (warps == 8) == (m * n >= 8192)  # the largest tiles need the registers of eight warps
     ]
@@ -68,7 +68,7 @@ def grouped_deterministic(x: Tensor, weight: Tensor, expert_of_row: Tensor) -> T
     return launch(x, weight, expert_of_row, FEW)
 
 
-def launch(x: Tensor, weight: Tensor, expert_of_row: Tensor, tile: Tile) -> Tensor:
+def launch(x: Tensor, weight: Tensor, expert_of_row: Tensor, tile: GroupedTile) -> Tensor:
     check_contiguous("grouped_matmul", weight=weight)
     x = dense_rows(x)
     rows, (_, n, k) = x.shape[0], weight.shape

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ostro.core.native import ADDRESS, INT, Arg, Signature, functions, load
 from ostro.core.ops.kv_write import naive
-from ostro.core.ops.kv_write.scaled import LIMITS, Scaled, parts_of, stored_type
+from ostro.core.ops.kv_write.scaled import SCALED_LIMITS, Scaled, parts_of, stored_type
 
 LIBRARY = load(Path(__file__).with_suffix(".cpp"))
 ROWS = (ADDRESS, INT, INT, INT, INT, INT, ADDRESS, INT)
@@ -33,7 +33,7 @@ def signature(stored: torch.dtype | None) -> Signature:
     )
 
 
-SIGNATURES = {stored: signature(stored) for stored in (None, *LIMITS)}
+SIGNATURES = {stored: signature(stored) for stored in (None, *SCALED_LIMITS)}
 
 
 def kv_write(

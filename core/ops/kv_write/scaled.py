@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ostro.core.errors import InvalidTensor
 
-LIMITS = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+SCALED_LIMITS = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 """Element dtypes of quantized pages, and the largest magnitude used of each."""
 
 
@@ -52,8 +52,8 @@ def stored_type(cache: Tensor | Scaled) -> torch.dtype | None:
     """
     if not isinstance(cache, Scaled):
         return None
-    if cache.dtype not in LIMITS:
-        known = " or ".join(map(str, LIMITS))
+    if cache.dtype not in SCALED_LIMITS:
+        known = " or ".join(map(str, SCALED_LIMITS))
         raise InvalidTensor(f"has scaled pages of {cache.dtype}, expected {known}")
     return cache.dtype
 
@@ -65,7 +65,7 @@ def narrow(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     nearest, ties to even. If one of the d elements is infinite or NaN, the scale is NaN, so that
     all of them dequantize to NaN.
     """
-    limit, x = LIMITS[dtype], x.float()
+    limit, x = SCALED_LIMITS[dtype], x.float()
     # x * 0 is NaN for Inf and NaN, else 0.
     scales = x.abs().amax(-1) / limit + (x * 0).sum(-1)
     units = torch.where(scales[..., None] > 0, x / scales[..., None], 0.0)

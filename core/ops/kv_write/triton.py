@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ostro.core.ops.kv_write.scaled import LIMITS, Scaled, parts_of
+from ostro.core.ops.kv_write.scaled import SCALED_LIMITS, Scaled, parts_of
 
 
 def kv_write(
@@ -41,7 +41,7 @@ def kv_write(
         N=heads,
         K_DIM=triton.next_power_of_2(k_dim),
         V_DIM=triton.next_power_of_2(v_dim),
-        LIMIT=LIMITS[dtype] if scaled else 0.0,
+        LIMIT=SCALED_LIMITS[dtype] if scaled else 0.0,
         FLOAT8=dtype == torch.float8_e4m3fn,
     )
 

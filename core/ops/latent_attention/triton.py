@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ostro.core.ops.attention.tiles import Tiles, target_family
-from ostro.core.ops.attention.triton import LOG2E, TENSOR_FLOAT, attention, locate, merge
+from ostro.core.ops.attention.triton import LOG2E, TENSOR_FLOAT, attention, locate_sequence, merge
 from ostro.core.ops.launch import launch_parameters, row_class
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def attend_latents(
     local = tl.program_id(0)
     if not SPLIT:
         local = tl.num_programs(0) - 1 - local  # later rows have more keys: start them first
-    s, start, first, queries = locate(starts, local, sequences, BLOCK_Q, SINGLE)
+    s, start, first, queries = locate_sequence(starts, local, sequences, BLOCK_Q, SINGLE)
     if first >= queries:
         return
     length = tl.load(lengths + s)

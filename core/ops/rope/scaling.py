@@ -19,18 +19,18 @@ Rule = Mapping[str, Any]
 LIMIT = 1e12
 
 
-def table(rope: Rule, head_dim: int, context: int) -> Tensor:
+def rope_table(rope: Rule, head_dim: int, context: int) -> Tensor:
     """The table of positions 0..context - 1: [context, r] float32, r/2 cosines, then r/2 sines.
 
     r is head_dim times "partial_rotary_factor"; all values are multiplied by the rule's attention
-    factor. Raises ConfigError as `frequencies` does.
+    factor. Raises ConfigError as `rope_frequencies` does.
     """
-    inverse, factor = frequencies(rope, head_dim, context)
+    inverse, factor = rope_frequencies(rope, head_dim, context)
     angles = torch.arange(context, dtype=torch.float32)[:, None] * inverse
     return torch.cat((angles.cos(), angles.sin()), dim=-1).mul_(factor)
 
 
-def frequencies(rope: Rule, head_dim: int, context: int) -> tuple[Tensor, float]:
+def rope_frequencies(rope: Rule, head_dim: int, context: int) -> tuple[Tensor, float]:
     """Return the inverse frequencies [r/2] float32 of a rule, and the factor of cosines and sines.
 
     `context` is the longest sequence that will be served. It decides for all positions, so that one

@@ -14,11 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ostro.core.ops.attention.triton import locate
+from ostro.core.ops.attention.triton import locate_sequence
 from ostro.core.ops.chunked_scan.triton import (
-    SHORT,
+    SHORT_SEQUENCE,
     Chunks,
-    advance,
+    advance_chunks,
     choose_chunks,
     decays,
     sequence_of,
@@ -80,13 +80,13 @@ def scan(
         dt.stride(0),
         b.stride(0),
         c.stride(0),
-        len(x) if chunks is None else SHORT,
+        len(x) if chunks is None else SHORT_SEQUENCE,
         P=tile,
         N=wide,
     )
     if chunks is not None:
         prepare(dt, a, b, c, d, dt_bias, bounds, places, chunks)
-        advance(c, b, x, chunks, state.transpose(2, 3), places, out)
+        advance_chunks(c, b, x, chunks, state.transpose(2, 3), places, out)
     return out
 
 
@@ -111,7 +111,7 @@ def prepare(
         chunks.mix, chunks.read, chunks.kept, chunks.total,
         *bounds, len(places.before), heads, heads // groups, n,
         dt.stride(0), b.stride(0), c.stride(0),
-        SHORT=SHORT,
+        SHORT=SHORT_SEQUENCE,
         ROWS=chunks.tiles.rows,
         N=max(16, triton.next_power_of_2(n)),
         PRECISION=chunks.precision,
@@ -200,7 +200,7 @@ def prepare_kernel(
     """Program (block, head): the decays and mixing weights among the rows of one chunk."""
     block = tl.program_id(0)
     head = tl.program_id(1).to(tl.int64)
-    _, start, first, rows = locate(starts, block, sequences, ROWS, False)
+    _, start, first, rows = locate_sequence(starts, block, sequences, ROWS, False)
     if (first >= rows) | (rows <= SHORT):
         return
     local = tl.arange(0, ROWS)

@@ -26,7 +26,7 @@ def varlen_attention(
     """
     kv = k.shape[1]
     out = q.new_empty(q.shape[0], q.shape[1], v.shape[2])
-    for start, stop, length in runs(bounds):
+    for start, stop, length in equal_length_runs(bounds):
         shape = ((stop - start) // length, length, kv)
         here = slice(start, stop)
         queries = q[here].unflatten(1, (kv, -1)).unflatten(0, shape[:2]).permute(0, 2, 3, 1, 4)
@@ -52,7 +52,7 @@ def varlen_attention(
     return out
 
 
-def runs(bounds: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+def equal_length_runs(bounds: Sequence[int]) -> Iterator[tuple[int, int, int]]:
     """Yield (first row, end row, length) of each run of adjacent sequences of equal length."""
     pairs = groupby(pairwise(bounds), key=lambda pair: pair[1] - pair[0])
     for length, found in pairs:

@@ -13,7 +13,7 @@ import msgspec
 
 from ostro.core.errors import AdapterConflict, AdapterError
 from ostro.core.messages.commands import AdapterInfo, LoadAdapter, UnloadAdapter
-from ostro.core.messages.requests import DEFAULT
+from ostro.core.messages.requests import DEFAULT_MODEL
 from ostro.core.routes import Route
 from ostro.entrypoints.operations.access.caller import Caller
 from ostro.entrypoints.operations.models.adapters import adapter_ref
@@ -79,7 +79,7 @@ async def load(operations: Operations, caller: Caller, body: LoadRequest) -> Ada
     """Load an adapter."""
     service, admin = operations.service, operations.adapter_admin
     name, model = adapter_ref(body.lora_name, "lora_name").name, service.model(body.model)
-    if name in (*service.names, DEFAULT):
+    if name in (*service.names, DEFAULT_MODEL):
         raise AdapterConflict(f"{name!r} is the name of a model", param="lora_name")
     path = await asyncio.to_thread(admin.find, body.lora_path)
     command = LoadAdapter(

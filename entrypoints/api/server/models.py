@@ -25,7 +25,7 @@ from ostro.core.errors import (
     UsageError,
 )
 from ostro.core.messages.outputs import Stats
-from ostro.core.messages.requests import DEFAULT
+from ostro.core.messages.requests import DEFAULT_MODEL
 from ostro.core.placement.patterns import parse_rules
 from ostro.core.routes import Route, RouteHandler
 from ostro.core.settings import Settings
@@ -156,8 +156,8 @@ async def requantize(
 async def re_isq(operations: Operations, caller: Caller, body: IsqRequest) -> ModelStatus:
     """Load the default model in another format; mistral.rs's route."""
     manager = manager_of(operations)
-    explain = await manager.requantize(DEFAULT, body.ggml_type, None)
-    return await status_of(manager, DEFAULT, explain)
+    explain = await manager.requantize(DEFAULT_MODEL, body.ggml_type, None)
+    return await status_of(manager, DEFAULT_MODEL, explain)
 
 
 async def status(operations: Operations, caller: Caller, request: None, *, id: str) -> ModelStatus:
@@ -200,7 +200,7 @@ def check_name(service: Service, name: str) -> None:
             f"model: expected a name of 1 to {MAX_NAME} printable characters", param="model"
         )
     adapters = (each for model in service.names for each in service.adapters.of(model))
-    if name == DEFAULT or name in service.aliases or name in adapters:
+    if name == DEFAULT_MODEL or name in service.aliases or name in adapters:
         raise RequestError(f"{name!r} is the name of an adapter or an alias", param="model")
 
 

@@ -25,7 +25,7 @@ from ostro.core.messages.commands import (
     Outputs,
 )
 from ostro.core.messages.outputs import Output
-from ostro.core.messages.requests import DEFAULT, TokenRequest
+from ostro.core.messages.requests import DEFAULT_MODEL, TokenRequest
 from ostro.entrypoints.http.http_series import HttpSeries
 from ostro.entrypoints.http.request_record import RECORD, RequestRecord
 from ostro.entrypoints.http.workers.forwarding import READS, ForwardHandler
@@ -219,7 +219,7 @@ class WorkerConnection(asyncio.Protocol):
             own = own or self.claim_of(message.key)
             CLAIM.set(own)
             RECORD.set(record_for(request.id, message.route))
-            if request.model != DEFAULT and request.model not in self.service.models:
+            if request.model != DEFAULT_MODEL and request.model not in self.service.models:
                 raise Overloaded(f"the model {request.model!r:.100} is not loaded", param="model")
             outputs: AsyncGenerator[Any, None]
             if isinstance(request, TokenRequest):

@@ -69,7 +69,7 @@ class LineError(msgspec.Struct, frozen=True, kw_only=True):
     message: str
 
 
-class LineResult(msgspec.Struct, frozen=True, kw_only=True):
+class BatchResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a request: a line of an output file, or of an error file."""
 
     id: str
@@ -205,7 +205,7 @@ def check_large(data: bytes) -> None:
         check_text(data)
 
 
-def usage_of(result: LineResult) -> tuple[str | None, BatchUsage]:
+def usage_of(result: BatchResult) -> tuple[str | None, BatchUsage]:
     """Return the model and the tokens of a successful response."""
     if result.response is None:
         return None, BatchUsage()
@@ -222,7 +222,7 @@ def usage_of(result: LineResult) -> tuple[str | None, BatchUsage]:
     )
 
 
-def add_result(batch: Batch, result: LineResult) -> Batch:
+def add_result(batch: Batch, result: BatchResult) -> Batch:
     """Return a batch that counts one more result."""
     if not result.ok:
         unrun = result.error is not None and result.error.code in (EXPIRED, CANCELLED)
@@ -245,13 +245,13 @@ def add_result(batch: Batch, result: LineResult) -> Batch:
 
 async def stored_results(
     state: State, owner: str, batch: Batch
-) -> AsyncIterator[tuple[str, LineResult]]:
+) -> AsyncIterator[tuple[str, BatchResult]]:
     """Yield the results of a batch in the order of its lines, with their ids."""
     after: str | None = None
     more = True
     while more:
         page = await state.list(
-            owner, line_kind(batch.id), LineResult, after=after, limit=PAGE, descending=False
+            owner, line_kind(batch.id), BatchResult, after=after, limit=PAGE, descending=False
         )
         for each in page.items:
             yield each.document.id, each.value

@@ -26,10 +26,10 @@ from ostro.entrypoints.operations.documents.batch_lines import (
     LINE_SLACK,
     MAX_LINES,
     MAX_REQUESTS,
+    BatchResult,
     Line,
     LineError,
     LineResponse,
-    LineResult,
     add_result,
     custom_id_of,
     encode_results,
@@ -226,7 +226,7 @@ class BatchRun:
         async for id, result in stored_results(self.state, self.owner, self.batch):
             self.add(id, result)
 
-    def add(self, id: str, result: LineResult) -> None:
+    def add(self, id: str, result: BatchResult) -> None:
         """Count a result."""
         self.done.add(id)
         if result.error is None:
@@ -347,7 +347,7 @@ class BatchRun:
 
     async def store(self, number: int, custom_id: str | None, **fields: Any) -> None:
         """Store the result of a line, unless another server has."""
-        result = LineResult(id=new_id("batch_req_"), custom_id=custom_id, **fields)
+        result = BatchResult(id=new_id("batch_req_"), custom_id=custom_id, **fields)
         id = line_id(number)
         with suppress(StoreConflict):
             await self.state.put(self.owner, line_kind(self.id), id, result, expected=0)

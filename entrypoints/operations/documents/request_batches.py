@@ -14,7 +14,7 @@ import msgspec
 from ostro.core.errors import RequestError
 from ostro.core.store import new_id
 from ostro.entrypoints.operations.access.caller import ANYONE, Caller
-from ostro.entrypoints.operations.documents.batch_lines import Line, LineResult, read_lines
+from ostro.entrypoints.operations.documents.batch_lines import BatchResult, Line, read_lines
 from ostro.entrypoints.operations.documents.batches import ENDED, Batch, Batches, BatchPage
 from ostro.entrypoints.operations.documents.state import not_found
 
@@ -63,7 +63,7 @@ class RequestBatches(Batches):
         found = [each.value for each in page.items]
         return BatchPage(found if before is None else found[::-1], page.has_more)
 
-    async def results(self, id: str, caller: Caller = ANYONE) -> AsyncIterator[LineResult]:
+    async def results(self, id: str, caller: Caller = ANYONE) -> AsyncIterator[BatchResult]:
         """Return the results of a batch. Raises RequestError for a batch that has not ended."""
         found = await self.state.get(caller.name, self.kind, id, Batch)
         if found.value.status not in ENDED:
@@ -78,7 +78,7 @@ class RequestBatches(Batches):
             raise not_found(id)
 
 
-async def decoded(lines: AsyncIterator[tuple[int, bytes]]) -> AsyncIterator[LineResult]:
+async def decoded(lines: AsyncIterator[tuple[int, bytes]]) -> AsyncIterator[BatchResult]:
     """Yield the results in lines."""
     async for _, data in lines:
-        yield msgspec.json.decode(data, type=LineResult)
+        yield msgspec.json.decode(data, type=BatchResult)

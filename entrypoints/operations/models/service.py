@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic, Literal, TypeVar, overload
 
 from ostro.core.errors import AdapterNotFound, NotFound, Overloaded, Unsupported, close_names
 from ostro.core.ipc.client import AsyncEngine
-from ostro.core.messages.requests import DEFAULT, AdapterRef
+from ostro.core.messages.requests import DEFAULT_MODEL, AdapterRef
 from ostro.core.messages.target import ModelTarget
 from ostro.core.pipeline import ServedModel, TextPipeline
 from ostro.core.tasks import (
@@ -120,7 +120,7 @@ class Service:
         """
         if name is None:
             return self.name, None
-        named = {DEFAULT: self.name, **{each: each for each in self.names}}
+        named = {DEFAULT_MODEL: self.name, **{each: each for each in self.names}}
         named |= {alias: model for alias, model in self.aliases.items() if alias != EVERY_NAME}
         if name in named:
             return named[name], None
@@ -156,7 +156,7 @@ class Service:
             if alias != EVERY_NAME and caller.may_use(model)
         ]
         models = filter(caller.may_use, self.names)
-        return list(dict.fromkeys([*models, DEFAULT, *aliases, *self.adapter_ids(caller)]))
+        return list(dict.fromkeys([*models, DEFAULT_MODEL, *aliases, *self.adapter_ids(caller)]))
 
     def unknown(self, name: str, caller: Caller = ANYONE) -> NotFound:
         """The error for an unknown name. It lists the known ones, the similar first if many."""
@@ -219,13 +219,13 @@ class Service:
             raise Overloaded("the model is still loading; see /ready")
         able = [each for each in self.names if task in self.tasks(each)]
         usable = [each for each in able if caller.may_use(each)]
-        if target.model in (None, DEFAULT) and usable:
+        if target.model in (None, DEFAULT_MODEL) and usable:
             model = model if model in usable else usable[0]
             dedicated = [each for each in usable if self.tasks(each)[0] == task]
             if dedicated and not refs:
                 model = dedicated[0]
         names = (ref.name or ref.generation for ref in refs)
-        caller.check(model, names, asked=target.model or DEFAULT)
+        caller.check(model, names, asked=target.model or DEFAULT_MODEL)
         if model not in self.models and not self.tasks(model):
             state = self.state(model)
             raise Overloaded(f"the model {model!r:.100} is {state}", param="model")
@@ -273,7 +273,7 @@ class Service:
         """
         model, _ = self.locate(target.model, caller)
         usable = [each for each in self.names if caller.may_use(each)]
-        names = usable if target.model in (None, DEFAULT) else [model]
+        names = usable if target.model in (None, DEFAULT_MODEL) else [model]
         supported = {task for name in names for task in self.tasks(name)}
         return next((task for task in tasks if task in supported), tasks[0])
 

@@ -7,7 +7,7 @@ from functools import partial
 from ostro.core.errors import Unsupported
 from ostro.core.messages.text_requests import ChatRequest, CompletionRequest
 from ostro.core.pipeline import TextPipeline
-from ostro.core.preparation import EXECUTOR
+from ostro.core.preparation import PREPARATION_EXECUTOR
 from ostro.entrypoints.operations.access.caller import ANYONE, Caller
 from ostro.entrypoints.operations.documents.files import Files
 from ostro.entrypoints.operations.models.service import ResolvedTarget, Service
@@ -103,7 +103,7 @@ class TextOperations:
             parse_special=request.parse_special,
             limit=MAX_CONTEXTS * context,
         )
-        tokens = await EXECUTOR.run(len(request.text), work)
+        tokens = await PREPARATION_EXECUTOR.run(len(request.text), work)
         return Tokens(model=admitted.name, context=context, tokens=tokens, tokenizer=tokenizer)
 
     async def _tokenize_chat(self, request: ChatRequest, caller: Caller) -> Tokens:
@@ -125,4 +125,4 @@ class TextOperations:
         tokenizer = model.require_tokenizer()
         vocab = model.vocab or tokenizer.vocab_size
         work = partial(decode, tokenizer, vocab, request.tokens)
-        return await EXECUTOR.run(len(request.tokens), work)
+        return await PREPARATION_EXECUTOR.run(len(request.tokens), work)

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from ostro import CacheKind, CacheSpec
-from ostro.ops import SCALED_LIMITS as LIMITS
-from ostro.ops import AttentionMetadata, Scaled
+from ostro.ops import SCALED_LIMITS, AttentionMetadata, Scaled
 
 SCALE = torch.float32
 
@@ -39,11 +38,11 @@ class Paged(CacheKind):
         """Whether the cache supports a one-byte dtype: keys and values of heads do, latents
         do not.
         """
-        return dtype in LIMITS and spec.value_dim > 0
+        return dtype in SCALED_LIMITS and spec.value_dim > 0
 
     def bytes(self, blocks: int) -> int:
         spec = self.spec
-        scales = 2 * SCALE.itemsize if self.dtype in LIMITS else 0
+        scales = 2 * SCALE.itemsize if self.dtype in SCALED_LIMITS else 0
         per_head = (spec.key_dim + spec.value_dim) * self.dtype.itemsize + scales
         return blocks * self.block * spec.heads * per_head * self.layers
 
@@ -55,7 +54,7 @@ class Paged(CacheKind):
             return self.zeros(*shape, *dims, dtype=dtype)
 
         self.tensors = [zeros(spec.key_dim), zeros(spec.value_dim)]
-        if self.dtype in LIMITS:
+        if self.dtype in SCALED_LIMITS:
             self.tensors += [zeros(dtype=SCALE), zeros(dtype=SCALE)]
 
     def view(self, layer: int, batch: AttentionMetadata) -> Pages:

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from ostro import Names, TensorInfo, resolve
-from ostro.checkpoints import PluginManager, Transform, read_config
-from ostro.checkpoints import weight_slots as slots
+from ostro.checkpoints import PluginManager, Transform, read_config, weight_slots
 from ostro.errors import CheckpointError, UsageError, nearest
 
 SHAPES = Path(__file__).parent / "shapes"
@@ -43,7 +42,7 @@ def open_dummy(shape: str, plugins: PluginManager) -> Dummy:
     config = resolve(architecture.config).from_hf(raw)
     names = resolve(architecture.names)(config) if architecture.names else Names()
     entries = {}
-    for slot in slots(resolve(architecture.model)(config)):
+    for slot in weight_slots(resolve(architecture.model)(config)):
         named = names.write(slot.name if slot.kind == "tensor" else f"{slot.name}.weight")
         format = "BF16" if slot.kind == "storage" else "F32"
         nbytes = prod(slot.shape) * (2 if slot.kind == "storage" else 4)

@@ -16,9 +16,16 @@ import torch
 from torch import Tensor
 
 from ostro import Storage, nn
-from ostro.checkpoints import DTYPES, Expert, Named, Saving, Transform, weight_slots
-from ostro.checkpoints import GGML_BY_NAME as BY_NAME
-from ostro.checkpoints import WeightSlot as Slot
+from ostro.checkpoints import (
+    DTYPES,
+    GGML_BY_NAME,
+    Expert,
+    Named,
+    Saving,
+    Transform,
+    WeightSlot,
+    weight_slots,
+)
 from ostro.errors import Unsupported
 
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -46,7 +53,7 @@ class Part:
     `transform` goes from the GGUF tensor to the weight; `index` is that of an expert.
     """
 
-    slot: Slot
+    slot: WeightSlot
     transform: Transform | None
     index: int = 0
     stacked: bool = False
@@ -110,7 +117,7 @@ class Conversion:
         infos = [self.saving.outline.container.tensors[named.theirs] for named in tensors.values()]
         return max(infos, key=lambda info: info.nbytes).format
 
-    def tensors(self, slot: Slot) -> Mapping[str, Named]:
+    def tensors(self, slot: WeightSlot) -> Mapping[str, Named]:
         """The tensors of the checkpoint that fill a slot."""
         return self.named[slot.name] if slot.kind == "storage" else {"": self.singles[slot.name]}
 
@@ -127,7 +134,7 @@ class Conversion:
         if self.is_float(name) or part.slot.kind == "tensor" or part.transform is not None:
             return None
         format = self.storage(part).format
-        return format if format in BY_NAME and format not in FLOATS else None
+        return format if format in GGML_BY_NAME and format not in FLOATS else None
 
     def storage(self, part: Part) -> Storage:
         return self.reader.storage(part.slot, self.tensors(part.slot))

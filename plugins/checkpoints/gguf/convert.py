@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from ostro import TokenizerSource, TokenizerWriter, nn, resolve
-from ostro.checkpoints import GGML_BY_NAME as BY_NAME
-from ostro.checkpoints import JoinedContainer, Maker, Saving
+from ostro.checkpoints import GGML_BY_NAME, JoinedContainer, Maker, Saving
 from ostro.errors import CheckpointError, Unsupported
 from ostro.pipelines import load_tokenizer
 from ostro.plugins.checkpoints.gguf.comparison import differences
@@ -151,7 +150,7 @@ class Converted:
         import numpy as np
 
         for each in entries:
-            kind = self.gguf.GGMLQuantizationType(BY_NAME[each.format].id)
+            kind = self.gguf.GGMLQuantizationType(GGML_BY_NAME[each.format].id)
             dtype = np.dtype(np.float32)
             writer.add_tensor_info(each.name, each.shape, dtype, each.nbytes, raw_dtype=kind)
         writer.write_header_to_file()

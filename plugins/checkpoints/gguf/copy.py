@@ -14,9 +14,7 @@ import torch
 from torch import Tensor
 
 from ostro import Container
-from ostro.checkpoints import GGML_BY_NAME as BY_NAME
-from ostro.checkpoints import JoinedContainer, Maker, MappedFile, Saving
-from ostro.checkpoints import WeightSlot as Slot
+from ostro.checkpoints import GGML_BY_NAME, JoinedContainer, Maker, MappedFile, Saving, WeightSlot
 from ostro.errors import Unsupported, UsageError
 from ostro.plugins.checkpoints.gguf import MAGIC
 from ostro.plugins.checkpoints.gguf.entries import (
@@ -67,7 +65,7 @@ class Copy:
         make = partial(self.quantized, name, plans)
         return TensorEntry(name, info.shape, blocks(maker), make, source, reason)
 
-    def quantized(self, name: str, plans: Sequence[tuple[Slot, Maker]]) -> Tensor:
+    def quantized(self, name: str, plans: Sequence[tuple[WeightSlot, Maker]]) -> Tensor:
         """The blocks of a tensor, rows in the order of the file; experts are quantized one by
         one.
         """
@@ -134,7 +132,7 @@ def header(keys: Sequence[bytes], entries: Sequence[TensorEntry], file_type: int
     for each in entries:
         dims = each.shape[::-1]
         out += [string(each.name), u32(len(dims)), *map(u64, dims)]
-        out += [u32(BY_NAME[each.format].id), u64(offset)]
+        out += [u32(GGML_BY_NAME[each.format].id), u64(offset)]
         offset += -(-each.nbytes // ALIGNMENT) * ALIGNMENT
     return b"".join(out)
 

@@ -11,9 +11,7 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-from ostro.checkpoints import GGML_BY_NAME as BY_NAME
-from ostro.checkpoints import Maker, Saving
-from ostro.checkpoints import WeightSlot as Slot
+from ostro.checkpoints import GGML_BY_NAME, Maker, Saving, WeightSlot
 from ostro.errors import CheckpointError, Unsupported, UsageError
 
 ALIGNMENT = 32
@@ -38,7 +36,7 @@ class TensorEntry:
 
     @property
     def nbytes(self) -> int:
-        return BY_NAME[self.format].row_bytes(prod(self.shape))
+        return GGML_BY_NAME[self.format].row_bytes(prod(self.shape))
 
     @property
     def is_matrix(self) -> bool:
@@ -55,7 +53,9 @@ class TensorEntry:
         stream.write(flat.numpy().data)
 
 
-def one_format(saving: Saving, name: str, plans: Sequence[tuple[Slot, Maker]]) -> tuple[Maker, str]:
+def one_format(
+    saving: Saving, name: str, plans: Sequence[tuple[WeightSlot, Maker]]
+) -> tuple[Maker, str]:
     """The format of a tensor that fills several weights, and the reason for it.
 
     A planner may choose several formats; the one with most bits is taken. Raises UsageError if
@@ -68,7 +68,7 @@ def one_format(saving: Saving, name: str, plans: Sequence[tuple[Slot, Maker]]) -
             f"{' and '.join(makers)}; name one format for all of them"
         )
     maker = max(makers.values(), key=lambda maker: maker.format.bits)
-    if blocks(maker) not in BY_NAME:
+    if blocks(maker) not in GGML_BY_NAME:
         raise Unsupported(
             f"{maker.format.name} is not a ggml format, which GGUF needs (q4k, q8_0...); use "
             "--to uqff"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from ostro.checkpoints import GGML_BY_NAME as BY_NAME
+from ostro.checkpoints import GGML_BY_NAME
 
 FILE_TYPES: Mapping[str, int] = {
     "F32": 0,
@@ -52,7 +52,7 @@ def base_format(mixture: str) -> str | None:
     """The most common format of a mixture of llama.cpp (Q4_K of Q4_K_M); None for another name."""
     name = mixture.upper()
     base = name.rpartition("_")[0]
-    return base if name in FILE_TYPES and base in BY_NAME else None
+    return base if name in FILE_TYPES and base in GGML_BY_NAME else None
 
 
 def file_type(most: str, name: str) -> int:

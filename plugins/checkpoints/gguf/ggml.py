@@ -60,13 +60,13 @@ _TYPES = (
     GgmlType(42, "Q2_0", 64, 18),
 )
 
-TYPES: Mapping[int, GgmlType] = {kind.id: kind for kind in _TYPES}
+GGML_TYPES: Mapping[int, GgmlType] = {kind.id: kind for kind in _TYPES}
 """Types by id, as in GGUF files."""
 
-BY_NAME: Mapping[str, GgmlType] = {kind.name: kind for kind in _TYPES}
+GGML_BY_NAME: Mapping[str, GgmlType] = {kind.name: kind for kind in _TYPES}
 """Types by name, which is `TensorInfo.format`."""
 
-WITHDRAWN: Mapping[int, str] = {
+GGML_WITHDRAWN: Mapping[int, str] = {
     4: "Q4_2",
     5: "Q4_3",
     31: "Q4_0_4_4",

@@ -16,9 +16,15 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ostro import TensorInfo
-from ostro.checkpoints import GGML_TYPES as TYPES
-from ostro.checkpoints import GGML_WITHDRAWN as WITHDRAWN
-from ostro.checkpoints import MAX_NAME, GgmlType, MappedFile, TensorLocation, tensor_fault
+from ostro.checkpoints import (
+    GGML_TYPES,
+    GGML_WITHDRAWN,
+    MAX_NAME,
+    GgmlType,
+    MappedFile,
+    TensorLocation,
+    tensor_fault,
+)
 from ostro.errors import CheckpointError
 from ostro.plugins.checkpoints.gguf import MAGIC
 
@@ -185,15 +191,15 @@ class Header:
 
     def _kind(self, name: str, shape: tuple[int, ...], number: int) -> GgmlType:
         at = self._at - 4
-        if number in WITHDRAWN:
+        if number in GGML_WITHDRAWN:
             self._fail(
-                f"tensor {name!r}: ggml type {WITHDRAWN[number]} was withdrawn; "
+                f"tensor {name!r}: ggml type {GGML_WITHDRAWN[number]} was withdrawn; "
                 "convert the model again",
                 at,
             )
-        if number not in TYPES:
+        if number not in GGML_TYPES:
             self._fail(f"tensor {name!r}: unknown ggml type {number}", at)
-        kind = TYPES[number]
+        kind = GGML_TYPES[number]
         row = shape[-1] if shape else 1
         if row % kind.block:
             self._fail(

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
-from ostro.checkpoints import GGML_TYPES as TYPES
-from ostro.checkpoints import GgmlType, TensorLocation
+from ostro.checkpoints import GGML_TYPES, GgmlType, TensorLocation
 from ostro.errors import CheckpointError
 
 Locations = Mapping[str, TensorLocation]
@@ -22,7 +21,7 @@ FORMAT = "weight.format"
 AGAIN = "the file is damaged; download or write it again"
 
 GGML: Mapping[int, GgmlType] = {
-    code: TYPES[code] for code in (0, 1, 2, 3, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 30)
+    code: GGML_TYPES[code] for code in (0, 1, 2, 3, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 30)
 }
 """The ggml types of family 0, by `weight.dtype`."""
 

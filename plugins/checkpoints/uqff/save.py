@@ -9,8 +9,7 @@ from math import prod
 from pathlib import Path
 
 from ostro import Storage
-from ostro.checkpoints import Saving, SavingProgress
-from ostro.checkpoints import WeightSlot as Slot
+from ostro.checkpoints import Saving, SavingProgress, WeightSlot
 from ostro.errors import CheckpointError, Unsupported, UsageError
 from ostro.plugins.checkpoints.uqff.write import Entry, write
 
@@ -45,7 +44,7 @@ def save_uqff(saving: Saving, progress: SavingProgress) -> Path:
     total = sum(prod(slot.shape) for slots in layers.values() for slot, _ in slots)
     done = 0
 
-    def make(parts: Sequence[tuple[Slot, Make]]) -> Storage:
+    def make(parts: Sequence[tuple[WeightSlot, Make]]) -> Storage:
         nonlocal done
         storages = [read() for _, read in parts]
         done += sum(prod(slot.shape) for slot, _ in parts)
@@ -75,9 +74,9 @@ def assets(folder: Path) -> dict[str, Path]:
     return {path.relative_to(folder).as_posix(): path for path in paths}
 
 
-def stacks(saving: Saving) -> dict[str, list[tuple[Slot, Make]]]:
+def stacks(saving: Saving) -> dict[str, list[tuple[WeightSlot, Make]]]:
     """The weights by key; experts `parent.3.part` are grouped under `parent.part`."""
-    found: dict[str, list[tuple[Slot, Make]]] = defaultdict(list)
+    found: dict[str, list[tuple[WeightSlot, Make]]] = defaultdict(list)
     for slot, read in saving.weights():
         above, _, last = slot.name.rpartition(".")
         key = slot.name if slot.expert is None else f"{above.rpartition('.')[0]}.{last}"
@@ -85,7 +84,7 @@ def stacks(saving: Saving) -> dict[str, list[tuple[Slot, Make]]]:
     return found
 
 
-def stacked(slot: Slot, storages: Sequence[Storage]) -> Storage:
+def stacked(slot: WeightSlot, storages: Sequence[Storage]) -> Storage:
     """The stacked storage of all experts."""
     stack = type(storages[0]).stack(storages)
     if stack is None:

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from ostro.errors import ContextLengthExceeded, RequestError, Unsupported
-from ostro.pipelines import RESERVED_TEMPLATE_VARIABLES as RESERVED
 from ostro.pipelines import (
+    RESERVED_TEMPLATE_VARIABLES,
     ChatRequest,
     ChatTemplate,
     ContentPart,
@@ -169,7 +169,7 @@ def options_of(request: ChatRequest, template: ChatTemplate | None) -> dict[str,
     template cannot honour.
     """
     options = dict(request.chat_template_kwargs)
-    if taken := RESERVED & options.keys():
+    if taken := RESERVED_TEMPLATE_VARIABLES & options.keys():
         raise RequestError(
             f"{min(taken)!r} is set by the server and is not a chat template option",
             param="chat_template_kwargs",

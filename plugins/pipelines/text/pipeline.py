@@ -11,8 +11,8 @@ from typing import TypeVar
 import msgspec
 
 from ostro import Prompt
-from ostro.pipelines import PREPARATION_EXECUTOR as EXECUTOR
 from ostro.pipelines import (
+    PREPARATION_EXECUTOR,
     AdapterRef,
     AsyncEngine,
     ChatRequest,
@@ -82,13 +82,13 @@ class Text(Preparer):
     async def render(self, request: ChatRequest, *, template: str | None = None) -> str:
         """The text of a conversation's prompt. Raises what `chat` raises."""
         work = partial(self.render_chat, request, template)
-        return await EXECUTOR.run(size_of_chat(request), work)
+        return await PREPARATION_EXECUTOR.run(size_of_chat(request), work)
 
     async def run(self, request: ChatRequest, work: Callable[[], T]) -> T:
         """Run work on a conversation in a thread: in one of the media worker for media."""
         if has_media(request) and (media_worker := self.model.media_worker) is not None:
             return await media_worker.run(work)
-        return await EXECUTOR.run(size_of_chat(request), work)
+        return await PREPARATION_EXECUTOR.run(size_of_chat(request), work)
 
     async def attach_files(self, request: ChatRequest, read: ReadFile) -> ChatRequest:
         """The request with the contents of its files in their places. See `files.py`."""
@@ -109,7 +109,7 @@ class Text(Preparer):
             default_max_tokens=default_max_tokens,
         )
         size = sum(map(size_of_prompt, request.prompts))
-        return TextAnswer(self.engine, await EXECUTOR.run(size, work))
+        return TextAnswer(self.engine, await PREPARATION_EXECUTOR.run(size, work))
 
     def fetch_media(
         self,

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from ostro.checkpoints import read_config
 from ostro.errors import ConfigError, ContextLengthExceeded, RequestError, Unsupported
-from ostro.pipelines import PREPARATION_EXECUTOR as EXECUTOR
 from ostro.pipelines import (
+    PREPARATION_EXECUTOR,
     AdapterRef,
     AsyncEngine,
     ChatTemplate,
@@ -57,7 +57,7 @@ class Vectors:
         before = self.prompt(prompt)
         size = sum(map(len, inputs)) + len(before) * len(inputs)
         work = partial(self.encode, inputs, before, self.limit(truncate))
-        tokens = await EXECUTOR.run(size, work)
+        tokens = await PREPARATION_EXECUTOR.run(size, work)
         request = PoolingRequest(
             id=token_hex(12), inputs=tokens, model=self.name, adapters=tuple(adapters)
         )
@@ -78,7 +78,7 @@ class Vectors:
         """
         if max_tokens is not None:
             work = partial(self.truncate, documents, max_tokens)
-            documents = await EXECUTOR.run(sum(map(len, documents)), work)
+            documents = await PREPARATION_EXECUTOR.run(sum(map(len, documents)), work)
         pairs = [(query, document) for document in documents]
         read = await self.relevance(pairs, adapters=adapters)
         ranked = [Ranked(i, score) for i, score in enumerate(read.answer.tolist())]
@@ -146,7 +146,7 @@ class Vectors:
     ) -> PoolingResult[Rows]:
         """Raw scores [n, labels] of texts, or of pairs of texts."""
         size = sum(len(first) + len(second or "") for first, second in pairs)
-        pieces = await EXECUTOR.run(size, partial(self.encode_pairs, pairs))
+        pieces = await PREPARATION_EXECUTOR.run(size, partial(self.encode_pairs, pairs))
         tokens, kinds = [ids for ids, _ in pieces], [types for _, types in pieces]
         request = PoolingRequest(
             id=token_hex(12),

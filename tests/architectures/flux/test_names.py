@@ -15,7 +15,7 @@ from ostro.architectures.flux.config import Config, TransformerConfig
 from ostro.architectures.flux.names import bfl_transformer, bfl_vae, names
 from ostro.core.errors import CheckpointError
 from ostro.core.load.names import Pair, apply
-from ostro.core.load.weights import slots
+from ostro.core.load.weights import weight_slots
 
 convert = pytest.importorskip("diffusers.loaders.single_file_utils")
 
@@ -129,7 +129,7 @@ def test_text_encoders_of_either_age_are_read(dev: Any) -> None:
 
 
 def test_every_name_is_written_as_diffusers_has_it(dev: Any) -> None:
-    places = slots(dev.load())
+    places = weight_slots(dev.load())
     mine = [slot.name if slot.kind == "tensor" else f"{slot.name}.weight" for slot in places]
     found = {names(CONFIG).write(name).theirs for name in mine}
     theirs = {name.replace("text_encoder.", "text_encoder.text_model.") for name in dev.tensors()}

@@ -22,7 +22,7 @@ from tiny.chats import (
     small,
 )
 
-from ostro.core.chat import RESERVED, ChatTemplate, load_template, prompt_tokens
+from ostro.core.chat import RESERVED_TEMPLATE_VARIABLES, ChatTemplate, load_template, prompt_tokens
 from ostro.core.errors import RequestError, TemplateError
 
 
@@ -99,7 +99,9 @@ class TestOptions:
             template.render(USER, moods="calm")
 
     def test_the_parameters_of_render_are_no_options(self) -> None:
-        assert {*signature(ChatTemplate.render).parameters} <= RESERVED | {"kwargs"}
+        assert {*signature(ChatTemplate.render).parameters} <= RESERVED_TEMPLATE_VARIABLES | {
+            "kwargs"
+        }
 
     def test_common_options_are_let_pass(self) -> None:
         assert ChatTemplate("a", tokens={}).render(USER, enable_thinking=False) == "a"

@@ -12,7 +12,7 @@ from tiny.heads import HEADS, with_head
 from ostro.core.errors import CheckpointError, UsageError
 from ostro.core.load.multi_token import MultiTokenNames
 from ostro.core.load.names import Names, Pair
-from ostro.core.load.weights import slots
+from ostro.core.load.weights import weight_slots
 from ostro.core.plugins.manager import PluginManager
 from ostro.plugins.conformance.names import fault_of
 from ostro.plugins.conformance.parity import Subject, subject
@@ -55,7 +55,7 @@ def test_every_weight_of_a_head_has_a_name(name: str, space: str, plugins: Plugi
     """Apart from experts in GGUF files, which are stacked there."""
     with with_head(plugins, name) as (tiny, _):
         loaded = tiny.load(speculate="heads")
-    own = [slot for slot in slots(loaded.model) if slot.name.startswith("mtp.")]
+    own = [slot for slot in weight_slots(loaded.model) if slot.name.startswith("mtp.")]
     assert own
     if space == "gguf":
         single = [slot for slot in own if slot.expert is None and ".experts." not in slot.name]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ostro.core.errors import CheckpointError
 from ostro.core.load.names import Add, HeadRows, Names, Pair, Transform, Unpermute, apply
-from ostro.core.load.weights import slots
+from ostro.core.load.weights import weight_slots
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Architecture, resolve
 from ostro.core.settings import Settings
@@ -36,7 +36,7 @@ def tensors(record: Architecture) -> tuple[Names, dict[str, tuple[int, ...]]]:
     model = resolve(record.model)(config)
     shapes = {
         slot.name if slot.kind == "tensor" else f"{slot.name}.weight": slot.shape
-        for slot in slots(model)
+        for slot in weight_slots(model)
     }
     return resolve(record.names)(config), shapes
 

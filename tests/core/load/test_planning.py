@@ -11,8 +11,8 @@ import pytest
 from ostro import hookimpl
 from ostro.core.errors import PluginError, UsageError
 from ostro.core.load.model import LoadedModel, load_model
-from ostro.core.load.planning import Planned, PlanRequest
-from ostro.core.load.quantize import FLOAT
+from ostro.core.load.planning import PlannedFormats, PlanRequest
+from ostro.core.load.quantize import FLOAT_FORMAT
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Planner
 from ostro.core.settings import Settings
@@ -20,11 +20,11 @@ from ostro.plugins.conformance.formats import wide
 from ostro.plugins.conformance.parity import Subject
 
 
-def attention_only(request: PlanRequest) -> Planned:
+def attention_only(request: PlanRequest) -> PlannedFormats:
     """The named format for attention, floats for all others."""
     name = request.text.removeprefix("attention:")
-    formats = {each: name if "self_attn" in each.path else FLOAT for each in request.weights}
-    return Planned(formats, f"{request.name}: {name} for attention")
+    formats = {each: name if "self_attn" in each.path else FLOAT_FORMAT for each in request.weights}
+    return PlannedFormats(formats, f"{request.name}: {name} for attention")
 
 
 class AttentionOnly:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ostro.core.config import TextConfig
 from ostro.core.engine.layout import RowSegment, build_metadata
-from ostro.core.load.weights import slots
+from ostro.core.load.weights import weight_slots
 from ostro.core.nn import Attention, RMSNorm, Rope
 from ostro.core.nn.linear import Linear
 from ostro.core.ops import Op, Target
@@ -37,7 +37,7 @@ def attention(weights: dict[str, Tensor], **options: Any) -> Attention:
     rope = Rope({"rope_theta": 100.0}, CONFIG.head_dim, ROWS)
     rope.finalize(ROWS, CPU)
     found = Attention(CONFIG, 0, rope, qk_norm="head", **options)
-    for slot in slots(found):
+    for slot in weight_slots(found):
         weight = weights.setdefault(slot.name, torch.randn(slot.shape))
         if slot.kind == "storage":
             slot.module.fill(slot, Dense(weight))  # type: ignore[operator]
@@ -77,13 +77,13 @@ def test_shared_attention_reads_what_its_source_has_written(window: int) -> None
 
 def test_shared_attention_has_no_weights_of_keys_and_no_cache() -> None:
     shared = attention({}, shared=True)
-    assert [slot.name for slot in slots(shared)] == ["q_proj", "o_proj", "q_norm.weight"]
+    assert [slot.name for slot in weight_slots(shared)] == ["q_proj", "o_proj", "q_norm.weight"]
     assert shared.spec is None
 
 
 def test_a_norm_without_weight_has_no_slot_and_multiplies_by_one() -> None:
     norm = RMSNorm(4, 0.0, weight=False)
-    assert not list(slots(norm)) and not norm.state_dict()
+    assert not list(weight_slots(norm)) and not norm.state_dict()
     for op in vars(norm).values():
         if isinstance(op, Op):
             op.select(TARGET)

@@ -15,7 +15,7 @@ from ostro.core.load.names import Names
 from ostro.core.load.weights import arrange
 from ostro.core.nn import Experts
 from ostro.core.nn.experts import ExpertLinear, Router
-from ostro.core.nn.linear import Slot
+from ostro.core.nn.linear import WeightSlot
 from ostro.core.nn.storage import Storage
 from ostro.core.ops import Target
 from ostro.core.ops.moe_route import RoutingRule
@@ -130,7 +130,7 @@ def test_stacks_of_a_format_that_has_none_are_refused() -> None:
 
 
 def test_slots_name_every_expert() -> None:
-    slots: list[Slot] = list(
+    slots: list[WeightSlot] = list(
         ExpertLinear(2, D, {"down_proj": 3}, bias=True).slots("mlp.experts.down")
     )
     names = [(slot.name, slot.kind, slot.shape) for slot in slots]

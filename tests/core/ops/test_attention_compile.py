@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ostro.core.ops.attention import AttentionMetadata
-from ostro.core.ops.kv_write.scaled import LIMITS, Scaled
+from ostro.core.ops.kv_write.scaled import SCALED_LIMITS, Scaled
 from ostro.plugins.conformance.kernels import Build, compile_for, targets
 
 SHARED = {
@@ -86,7 +86,7 @@ def test_nothing_spills(target: str, d: int, queries: int) -> None:
 @pytest.mark.parametrize("target", targets())
 @pytest.mark.parametrize("d", [pytest.param(64, marks=pytest.mark.slow), 128, 256])
 @pytest.mark.parametrize("queries", [1, 512], ids=["decode", "prefill"])
-@pytest.mark.parametrize("cache", LIMITS, ids=["int8", "fp8"])
+@pytest.mark.parametrize("cache", SCALED_LIMITS, ids=["int8", "fp8"])
 def test_nothing_spills_where_elements_have_scales(
     target: str, d: int, queries: int, cache: torch.dtype
 ) -> None:

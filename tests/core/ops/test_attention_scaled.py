@@ -20,7 +20,7 @@ from ostro.core.ops.attention import (
     triton,
 )
 from ostro.core.ops.kv_write.naive import kv_write
-from ostro.core.ops.kv_write.scaled import LIMITS, Scaled, widen
+from ostro.core.ops.kv_write.scaled import SCALED_LIMITS, Scaled, widen
 from ostro.core.threads import THREADS
 from ostro.plugins.conformance.kernels import DEVICE, poison
 
@@ -47,7 +47,7 @@ BATCHES = {
     "decode": ([1] * 4, [1, 70, 0, 33]),
     "one": ([1], [300]),
 }
-TYPES = pytest.mark.parametrize("dtype", LIMITS, ids=["int8", "fp8"])
+TYPES = pytest.mark.parametrize("dtype", SCALED_LIMITS, ids=["int8", "fp8"])
 ALL = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
 # The interpreter of Triton takes seconds: its kernels have one type each in the quick tests.
 QUICK = {"triton": torch.float8_e4m3fn, "triton_deterministic": torch.int8}
@@ -61,7 +61,7 @@ PAIRS = pytest.mark.parametrize(
             marks=() if QUICK.get(name, dtype) == dtype else pytest.mark.slow,
         )
         for name, kernel in KERNELS.items()
-        for dtype in LIMITS
+        for dtype in SCALED_LIMITS
     ],
 )
 Case = tuple[Tensor, Scaled, Scaled, AttentionMetadata, float]
@@ -263,5 +263,5 @@ def test_rows_one_by_one_are_the_same_alone_and_in_chunks(dtype: torch.dtype) ->
 
 def test_a_long_row_is_cut_for_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(THREADS, "limit", 16)
-    for dtype in LIMITS:
+    for dtype in SCALED_LIMITS:
         check(native.attention, make("one", dtype), sinks=SINKS)

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from ostro.core.ops.kv_write import naive, native, triton
-from ostro.core.ops.kv_write.scaled import LIMITS, Scaled, narrow, widen
+from ostro.core.ops.kv_write.scaled import SCALED_LIMITS, Scaled, narrow, widen
 from ostro.plugins.conformance.kernels import DEVICE, compile_for, targets
 
 BLOCK = 4
-TYPES = pytest.mark.parametrize("dtype", LIMITS, ids=["int8", "fp8"])
+TYPES = pytest.mark.parametrize("dtype", SCALED_LIMITS, ids=["int8", "fp8"])
 KERNELS = pytest.mark.parametrize("module", [triton, native], ids=["triton", "native"])
 SLOTS = {
     "none": [],
@@ -84,7 +84,7 @@ def test_every_value_goes_to_the_nearest_ties_to_even(
     module: ModuleType, dtype: torch.dtype
 ) -> None:
     """The largest of a row is the limit, so its scale is 1 and its elements are the values."""
-    limit = LIMITS[dtype]
+    limit = SCALED_LIMITS[dtype]
     if dtype == torch.int8:
         values = torch.arange(-127, 127.25, 0.25)
         nearest = torch.tensor([float(round(x)) for x in values.tolist()])

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ostro.core.errors import ConfigError
 from ostro.core.ops.rope import naive, native, triton
-from ostro.core.ops.rope.scaling import frequencies, table
+from ostro.core.ops.rope.scaling import rope_frequencies, rope_table
 from ostro.plugins.conformance.kernels import DEVICE, poison
 
 LONG = [1.0 + 0.1 * i for i in range(16)]
@@ -80,20 +80,20 @@ def test_rules_match_transformers(name: str, context: int, theta: float) -> None
         rope_parameters=dict(rule),
     )
     inverse, factor = ROPE_INIT_FUNCTIONS[rule["rope_type"]](config, seq_len=context)
-    ours, scale = frequencies({**rule, "max_position_embeddings": 2048}, 32, context)
+    ours, scale = rope_frequencies({**rule, "max_position_embeddings": 2048}, 32, context)
     torch.testing.assert_close(ours, inverse, rtol=2e-6, atol=0)
     assert scale == pytest.approx(factor, rel=1e-12)
 
 
 def test_default_rule() -> None:
-    inverse, factor = frequencies({"rope_theta": 100.0, "partial_rotary_factor": 0.5}, 8, 10)
+    inverse, factor = rope_frequencies({"rope_theta": 100.0, "partial_rotary_factor": 0.5}, 8, 10)
     assert factor == 1.0 and inverse.tolist() == pytest.approx([1.0, 0.1])
 
 
 def test_table_holds_scaled_cosines_then_sines() -> None:
     rule = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=64)
-    inverse, factor = frequencies(rule, 16, 256)
-    made = table(rule, 16, 256)
+    inverse, factor = rope_frequencies(rule, 16, 256)
+    made = rope_table(rule, 16, 256)
     assert made.shape == (256, 16) and made.dtype == torch.float32 and factor > 1
     angle = 200 * inverse
     expected = torch.cat((angle.cos(), angle.sin())) * factor
@@ -122,7 +122,7 @@ def test_table_holds_scaled_cosines_then_sines() -> None:
 def test_bad_rules_are_named(changes: dict[str, Any], said: str) -> None:
     rule = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "max_position_embeddings": 64}
     with pytest.raises(ConfigError, match=said):
-        frequencies({**rule, **changes}, 32, 128)
+        rope_frequencies({**rule, **changes}, 32, 128)
 
 
 def inputs(d: int, r: int, axes: int = 1, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
@@ -132,7 +132,7 @@ def inputs(d: int, r: int, axes: int = 1, dtype: torch.dtype = torch.float32) ->
     q = fused[:, 3 : 3 + 5 * d].unflatten(1, (5, d))
     k = fused[:, 3 + 5 * d : 3 + 7 * d].unflatten(1, (2, d))
     positions = torch.randint(0, 50, (axes, 6), device=DEVICE)
-    made = table({"rope_theta": 1e3, "partial_rotary_factor": r / d}, d, 50)
+    made = rope_table({"rope_theta": 1e3, "partial_rotary_factor": r / d}, d, 50)
     return q, k, positions, made.to(DEVICE)
 
 

@@ -118,12 +118,12 @@ def test_rows_of_bfloat16() -> None:
 @pytest.mark.slow
 def test_long_sequences_alone_go_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = BATCHES["prompts"][0]
-    monkeypatch.setattr(triton, "advance", lambda *given: None)
+    monkeypatch.setattr(triton, "advance_chunks", lambda *given: None)
     with poison():
         y = triton.scan(*arguments("prompts", 4, 16, 2, 24, torch.float16))
         fixed = triton.scan_deterministic(*arguments("prompts", 4, 16, 2, 24, torch.float16))
     for part, count in zip(y.split(rows), rows, strict=True):
-        assert count == 0 or bool(part.isnan().all()) == (count > chunks.SHORT)
+        assert count == 0 or bool(part.isnan().all()) == (count > chunks.SHORT_SEQUENCE)
     assert not fixed.isnan().any()
 
 

@@ -21,7 +21,7 @@ from ostro.architectures.flux import model as flux
 from ostro.architectures.flux.config import Config as FluxConfig
 from ostro.core.load.model import finalize
 from ostro.core.load.names import Names
-from ostro.core.load.weights import WeightReader, fill, slots
+from ostro.core.load.weights import WeightReader, fill, weight_slots
 from ostro.core.messages.requests import JobRequest
 from ostro.core.nn import Model
 from ostro.core.ops import Target
@@ -124,7 +124,7 @@ class Drawn:
     @classmethod
     def for_model(cls, model: Model) -> Drawn:
         generator, held = torch.Generator().manual_seed(0), {}
-        for slot in slots(model):
+        for slot in weight_slots(model):
             name = f"{slot.name}.weight" if slot.kind == "storage" else slot.name
             held[name] = 0.2 * torch.randn(slot.shape, generator=generator)
         return cls(held)

@@ -23,7 +23,7 @@ from ostro.core.ops import launch
 from ostro.core.ops.attention import triton as attention
 from ostro.core.ops.attention.tiles import Tiles
 from ostro.core.ops.grouped_matmul import triton as grouped_matmul
-from ostro.core.ops.grouped_matmul.triton import Tile as GroupedTile
+from ostro.core.ops.grouped_matmul.triton import GroupedTile
 from ostro.core.plugins.manager import PluginManager
 from ostro.entrypoints.bench import kernels
 from ostro.entrypoints.bench.kernels import Call, KernelTuner, KernelTuning, Site

@@ -12,7 +12,7 @@ import pytest
 from gguf import GGMLQuantizationType, GGUFWriter
 from tiny.model import CONFIG, gguf_name, make_gguf, make_weights, rotated
 
-from ostro.plugins.checkpoints.gguf.ggml import BY_NAME
+from ostro.plugins.checkpoints.gguf.ggml import GGML_BY_NAME
 from ostro.quant.gguf.quantize import quantize
 
 PLUGIN = """
@@ -82,7 +82,7 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> str:
             continue
         format = "Q6_K" if "v_proj" in name else "Q4_K"
         rows = quantize(rotated(name, tensor), format, None).numpy()
-        kind = GGMLQuantizationType(BY_NAME[format].id)
+        kind = GGMLQuantizationType(GGML_BY_NAME[format].id)
         writer.add_tensor(gguf_name(name), rows, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -10,7 +10,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from ostro.core.errors import Unsupported
-from ostro.core.pipeline import parse
+from ostro.core.pipeline import parse_request
 from ostro.core.routes import Route
 from ostro.entrypoints.http.http_api import http_api
 
@@ -98,7 +98,7 @@ def test_rejected_fields(routes: dict[str, Route]) -> None:
     assert len(rejected) > 20
     for kind, name in rejected:
         with pytest.raises(Unsupported, match="is not supported") as raised:
-            parse({name: "x"}, kind)
+            parse_request({name: "x"}, kind)
         assert raised.value.param == name
 
 

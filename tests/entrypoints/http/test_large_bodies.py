@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ostro.core.errors import RequestError, Unsupported, nearest
-from ostro.core.pipeline import parse
+from ostro.core.pipeline import parse_request
 from ostro.entrypoints.api.openai.bodies import CompletionBody
 from ostro.entrypoints.http import body as bodies
 from ostro.entrypoints.http import budget
@@ -222,7 +222,7 @@ def test_the_json_of_a_rejected_body_is_checked() -> None:
     "prompt", ["a" * 9000, ["a" * 9000] * 3, [[1500] * 900] * 3, [1500] * 9000]
 )
 def test_the_size_of_a_prompt_is_about_that_of_its_json(prompt: Any) -> None:
-    prompts = parse({"prompt": prompt}, CompletionBody).to_request().prompts
+    prompts = parse_request({"prompt": prompt}, CompletionBody).to_request().prompts
     assert 0.5 < sum(map(size_of_prompt, prompts)) / len(json.dumps(prompt)) < 2
 
 

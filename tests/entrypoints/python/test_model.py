@@ -30,7 +30,7 @@ from ostro.core.messages.outputs import TokenOutput
 from ostro.core.messages.requests import TokenRequest
 from ostro.core.messages.text import ChoiceEnd, Event, Text, text_of
 from ostro.core.messages.text_requests import ChatRequest, CompletionRequest, Message
-from ostro.core.pipeline import parse
+from ostro.core.pipeline import parse_request
 from ostro.core.settings import Settings
 from ostro.entrypoints.api.openai.bodies import ChatBody
 from ostro.entrypoints.python.load import load_text
@@ -548,7 +548,7 @@ def test_chats_constrain_calls_as_servers_do(starter: LocalModel) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(starter.local, "generate", lambda r: sent.append(r) or generate(r))
             starter.chat(HELLO, max_tokens=1, **case)
-        request = parse({"messages": HELLO, **case}, ChatBody).to_request()
+        request = parse_request({"messages": HELLO, **case}, ChatBody).to_request()
         wanted = starter.text.prepare_chat(request, lambda tokens, media, check: None).request
         assert sent[-1].tokens == wanted.tokens
         assert sent[-1].sampling.processors == wanted.sampling.processors

@@ -20,7 +20,7 @@ from tiny.steps import count_lines
 from ostro.core.errors import CheckpointError, ModelNotFound
 from ostro.core.records import resolve
 from ostro.plugins.checkpoints.gguf import claims, ostro_checkpoints
-from ostro.plugins.checkpoints.gguf.ggml import BY_NAME, TYPES, WITHDRAWN
+from ostro.plugins.checkpoints.gguf.ggml import GGML_BY_NAME, GGML_TYPES, GGML_WITHDRAWN
 from ostro.plugins.checkpoints.gguf.reader import open_gguf
 
 VOCABULARIES = Path(__file__).parents[4] / "shared" / "data" / "vocab"
@@ -48,10 +48,10 @@ def test_the_type_table_is_that_of_the_gguf_package() -> None:
     # The package still has the Q8_1 of 2023 (two floats); the C struct has two halves since.
     sizes = {**GGML_QUANT_SIZES, GGMLQuantizationType.Q8_1: (32, 36)}
     for theirs in GGMLQuantizationType:
-        ours = TYPES[theirs.value]
+        ours = GGML_TYPES[theirs.value]
         assert (ours.name, (ours.block, ours.nbytes)) == (theirs.name, sizes[theirs])
-        assert BY_NAME[theirs.name] is ours
-    assert not WITHDRAWN.keys() & TYPES.keys()
+        assert GGML_BY_NAME[theirs.name] is ours
+    assert not GGML_WITHDRAWN.keys() & GGML_TYPES.keys()
 
 
 def test_metadata_of_every_kind_is_read_as_written(write: Write) -> None:
@@ -134,7 +134,9 @@ def test_bfloat16_comes_typed(write: Write) -> None:
     assert torch.equal(open_gguf(file).read("w"), wanted)
 
 
-@pytest.mark.parametrize("kind", [t for t in TYPES.values() if t.block > 1], ids=lambda t: t.name)
+@pytest.mark.parametrize(
+    "kind", [t for t in GGML_TYPES.values() if t.block > 1], ids=lambda t: t.name
+)
 def test_packed_tensors_come_as_rows_of_bytes(kind: Any, tmp_path: Path) -> None:
     data = np.random.default_rng(0).integers(0, 256, 6 * 2 * kind.nbytes, dtype=np.uint8)
     header = b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + struct.pack("<Q", 1) + b"w"

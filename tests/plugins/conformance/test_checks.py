@@ -26,7 +26,7 @@ from ostro.core.engine.buckets import DecodeBucket
 from ostro.core.engine.runner import ModelRunner
 from ostro.core.errors import OstroError
 from ostro.core.load.names import Names, Pair
-from ostro.core.nn.linear import Slot
+from ostro.core.nn.linear import WeightSlot
 from ostro.core.ops import Fused
 from ostro.core.records import Architecture, Mutant
 from ostro.plugins.authoring.surface import Import, breach, imports
@@ -288,7 +288,7 @@ def test_a_transform_without_a_way_back_is_named() -> None:
         write = read
 
     names = Names(gguf=(Pair("blk.{i}.norm", "layers.{i}.norm", Twice()),))
-    slot = Slot("layers.0.norm.weight", "tensor", (3,), nn.Module())
+    slot = WeightSlot("layers.0.norm.weight", "tensor", (3,), nn.Module())
     assert "does not invert its write" in str(fault_of(names, slot))
     assert fault_of(Names(gguf=(Pair("blk.{i}.norm", "layers.{i}.norm"),)), slot) is None
 

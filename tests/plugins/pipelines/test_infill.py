@@ -7,7 +7,7 @@ import tokenizers
 from echo.model import make_tokenizer, served_echo
 
 from ostro.core.errors import Unsupported
-from ostro.core.pipeline import parse
+from ostro.core.pipeline import parse_request
 from ostro.core.tokenizer import Tokenizer
 from ostro.entrypoints.api.openai.bodies import CompletionBody
 from ostro.plugins.pipelines.text.infill import NAMES, SUFFIX_FIRST, InfillTokens
@@ -51,7 +51,7 @@ def test_control_tokens_around_the_middle_are_text_unless_requested() -> None:
     preparer = preparer_of(tokenizer_with(*NAMES[0]))
     middle = NAMES[0][2]
     for fields, tokens in (({}, middle.encode()), ({"parse_special": True}, [260])):
-        body = parse({"prompt": f"a{middle}", "suffix": "b", **fields}, CompletionBody)
+        body = parse_request({"prompt": f"a{middle}", "suffix": "b", **fields}, CompletionBody)
         request = body.to_request()
         (one,) = preparer.prepare_completion(request, default_max_tokens=16)
         assert one.request.tokens == [258, 97, *tokens, 259, 98, 260]
@@ -60,7 +60,7 @@ def test_control_tokens_around_the_middle_are_text_unless_requested() -> None:
 def test_a_prompt_with_a_suffix() -> None:
     preparer = preparer_of(tokenizer_with(*NAMES[0], "<|endoftext|>"))
     for prompt in ("ab", [97, 98]):
-        request = parse({"prompt": prompt, "suffix": "c"}, CompletionBody).to_request()
+        request = parse_request({"prompt": prompt, "suffix": "c"}, CompletionBody).to_request()
         (one,) = preparer.prepare_completion(request, default_max_tokens=16)
         assert one.request.tokens == [258, 97, 98, 259, 99, 260]
         assert 261 in one.request.sampling.stop_ids and one.request.sampling.max_tokens == 16

@@ -22,7 +22,7 @@ from ostro.core.messages.text import ChoiceEnd, Event, ToolCallEnd, ToolCallStar
 from ostro.core.messages.text import Text as OutputText
 from ostro.core.messages.text_requests import ChatRequest, CompletionRequest, Message
 from ostro.core.output import Piece
-from ostro.core.pipeline import SamplingDefaults, parse
+from ostro.core.pipeline import SamplingDefaults, parse_request
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.tokenizer import Tokenizer, load_tokenizer
 from ostro.core.tokenizer.stop import Stop
@@ -60,12 +60,12 @@ def with_text(
 
 
 def completion(prompt: Any = "hello", **fields: Any) -> CompletionRequest:
-    return parse({"prompt": prompt, **fields}, CompletionBody).to_request()
+    return parse_request({"prompt": prompt, **fields}, CompletionBody).to_request()
 
 
 def chat(**fields: Any) -> ChatRequest:
     given = {"messages": [{"role": "user", "content": "hi"}], **fields}
-    return parse(given, ChatBody).to_request()
+    return parse_request(given, ChatBody).to_request()
 
 
 def test_it_is_the_text_pipeline() -> None:
@@ -408,7 +408,7 @@ def test_malformed_requests_are_rejected(
     body: dict[str, Any], kind: type[Exception], param: str
 ) -> None:
     with pytest.raises(kind) as raised:
-        parse(body, CompletionBody)
+        parse_request(body, CompletionBody)
     assert getattr(raised.value, "param", None) == param
 
 
@@ -463,7 +463,7 @@ def test_a_template_gets_reasoning_by_the_name_that_it_reads(
 
 
 def test_parse_takes_what_clients_send() -> None:
-    request = parse(
+    request = parse_request(
         {
             "messages": [{"role": "assistant", "content": None, "refusal": None, "audio": None}],
             "user": "u",

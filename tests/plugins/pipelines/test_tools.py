@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer
 from ostro.core.chat import ChatTemplate
 from ostro.core.errors import RequestError, Unsupported, UsageError
 from ostro.core.messages.text_requests import ChatRequest
-from ostro.core.pipeline import ServedModel, parse
+from ostro.core.pipeline import ServedModel, parse_request
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import Parser
 from ostro.core.settings import Settings
@@ -57,7 +57,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
 
 def chat(**fields: Any) -> ChatRequest:
     given = {"messages": [{"role": "user", "content": "hi"}], "tools": TOOLS, **fields}
-    return parse({name: x for name, x in given.items() if x is not None}, ChatBody).to_request()
+    return parse_request(
+        {name: x for name, x in given.items() if x is not None}, ChatBody
+    ).to_request()
 
 
 def no_media(tokens: Any, media: Any, check: Any = None) -> Any:

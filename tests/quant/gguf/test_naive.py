@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from safetensors.torch import load_file
 
 from ostro.core.errors import Unsupported
-from ostro.plugins.checkpoints.gguf.ggml import BY_NAME
+from ostro.plugins.checkpoints.gguf.ggml import GGML_BY_NAME
 from ostro.plugins.checkpoints.gguf.reader import open_gguf
 from ostro.quant.gguf import grids
 from ostro.quant.gguf.naive import BLOCKS, FLOATS, dequantize
@@ -34,13 +34,13 @@ def random_bytes(*shape: int) -> np.ndarray:
 
 
 def test_every_format_of_weights_is_unpacked() -> None:
-    assert set(BY_NAME) - set(BLOCKS) - set(FLOATS) == {"I8", "I16", "I32", "I64", "F64"}
+    assert set(GGML_BY_NAME) - set(BLOCKS) - set(FLOATS) == {"I8", "I16", "I32", "I64", "F64"}
 
 
 @pytest.mark.parametrize("format", BY_GGUF)
 @pytest.mark.parametrize("rows", [(1,), (400,), (3, 5), (0,)])
 def test_any_bytes_unpack_as_gguf_unpacks_them(format: str, rows: tuple[int, ...]) -> None:
-    kind = BY_NAME[format]
+    kind = GGML_BY_NAME[format]
     data = random_bytes(*rows, 4 * kind.nbytes)
     ours = dequantize(format, torch.from_numpy(data))
     assert ours.dtype == torch.float32 and ours.shape == (*rows, 4 * kind.block)
@@ -60,7 +60,7 @@ def test_what_gguf_cannot_unpack_is_as_llama_cpp_unpacks_it(format: str) -> None
 
 @pytest.mark.parametrize(("format", "scales"), [("MXFP4", 1), ("NVFP4", 4)])
 def test_scales_of_every_byte(format: str, scales: int) -> None:
-    data = random_bytes(256, BY_NAME[format].nbytes)
+    data = random_bytes(256, GGML_BY_NAME[format].nbytes)
     data[:, :scales] = np.arange(256)[:, None]
     with np.errstate(over="ignore"):
         theirs = gguf.dequantize(data, GGMLQuantizationType[format])
@@ -79,7 +79,7 @@ def test_grids_hold_the_vectors_of_gguf(name: str) -> None:
 
 def test_rows_that_begin_at_any_byte_are_unpacked() -> None:
     for format in BY_GGUF:
-        data = torch.from_numpy(random_bytes(4, 2 * BY_NAME[format].nbytes + 1))
+        data = torch.from_numpy(random_bytes(4, 2 * GGML_BY_NAME[format].nbytes + 1))
         ours = dequantize(format, data[:, 1:])
         assert torch.equal(ours.nan_to_num(), dequantize(format, data[:, 1:].clone()).nan_to_num())
 

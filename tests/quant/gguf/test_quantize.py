@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ostro.core.errors import CheckpointError, Unsupported
-from ostro.plugins.checkpoints.gguf.ggml import BY_NAME
+from ostro.plugins.checkpoints.gguf.ggml import GGML_BY_NAME
 from ostro.quant.gguf import blocks
 from ostro.quant.gguf import quantize as module
 from ostro.quant.gguf.naive import E2M1, NL, dequantize
@@ -31,7 +31,7 @@ def after(weight: Tensor, format: str, importance: Tensor | None = None) -> Tens
     """The weight once it was quantized."""
     packed = quantize(weight, format, importance)
     assert packed.dtype == torch.uint8
-    assert packed.shape == (len(weight), BY_NAME[format].row_bytes(weight.shape[1]))
+    assert packed.shape == (len(weight), GGML_BY_NAME[format].row_bytes(weight.shape[1]))
     return dequantize(format, packed)
 
 
@@ -198,7 +198,7 @@ def test_mxfp4_weights_keep_their_format() -> None:
 def test_written_blocks_are_what_naive_reads(format: str) -> None:
     scheme = FORMATS[format]
     groups = scheme.groups
-    size, generator = BY_NAME[format].block, torch.Generator().manual_seed(0)
+    size, generator = GGML_BY_NAME[format].block, torch.Generator().manual_seed(0)
 
     def integers(levels: Any, *shape: int) -> Tensor:
         some = torch.randint(levels.first, levels.last + 1, shape, generator=generator)
@@ -213,7 +213,7 @@ def test_written_blocks_are_what_naive_reads(format: str) -> None:
         m = torch.zeros(5)
     expected = (d[:, None] * s)[..., None] * q.view(5, groups, -1) - (m[:, None] * t)[..., None]
     written = blocks.write(format, blocks.Codes(q, d, s, m, t))
-    assert written.shape == (5, BY_NAME[format].nbytes)
+    assert written.shape == (5, GGML_BY_NAME[format].nbytes)
     assert torch.equal(dequantize(format, written), expected.view(5, size))
     if format == "Q8_1":
         sums = written[:, 2:4].clone().view(torch.float16)[:, 0].float()

@@ -24,7 +24,7 @@ from ostro.core.plugins.manager import PluginManager
 from ostro.core.records import TensorInfo
 from ostro.core.settings import Settings
 from ostro.core.step import ROWS
-from ostro.plugins.checkpoints.gguf.ggml import BY_NAME
+from ostro.plugins.checkpoints.gguf.ggml import GGML_BY_NAME
 from ostro.plugins.conformance.formats import target_of
 from ostro.plugins.conformance.parity import BAR, deviation, subject
 from ostro.quant import gguf as plugin
@@ -56,7 +56,7 @@ def stored(format: str, data: Tensor, *shape: int, dtype: torch.dtype = torch.fl
 def any_bytes(format: str, *shape: int, seed: int = 0) -> Tensor:
     """Bytes of rows of weights, NaN among their scales included."""
     generator = torch.Generator().manual_seed(seed)
-    size = (*shape[:-1], BY_NAME[format].row_bytes(shape[-1]))
+    size = (*shape[:-1], GGML_BY_NAME[format].row_bytes(shape[-1]))
     return torch.randint(0, 256, size, generator=generator, dtype=torch.uint8)
 
 
@@ -64,7 +64,11 @@ def ordinary(
     format: str, *shape: int, seed: int = 0, least: float = 0.01, most: float = 10
 ) -> Tensor:
     """Bytes of rows of weights; the largest of each block is between `least` and `most`."""
-    kind, found, missing = BY_NAME[format], list[Tensor](), prod(shape) // BY_NAME[format].block
+    kind, found, missing = (
+        GGML_BY_NAME[format],
+        list[Tensor](),
+        prod(shape) // GGML_BY_NAME[format].block,
+    )
     while missing > 0:
         seed += 1000
         blocks = any_bytes(format, 4096, kind.block, seed=seed)
@@ -115,7 +119,7 @@ def finalize(request: pytest.FixtureRequest) -> Callable[[Blocks], None]:
 def test_the_record_claims_what_can_be_unpacked() -> None:
     assert set(naive.BLOCKS) - {"MXFP4"} == plugin.FORMATS
     (record,) = plugin.ostro_quantizers()
-    for format in BY_NAME:
+    for format in GGML_BY_NAME:
         info = TensorInfo(name="w", shape=(1, 32), format=format, nbytes=0)
         assert record.claims({"weight": info}, {}) == (format in plugin.FORMATS)
         assert not record.claims({"weight": info, "scales": info}, {})
@@ -283,7 +287,7 @@ def test_each_row_alone_does_not_depend_on_the_batch(format: str) -> None:
 
 @pytest.mark.parametrize("format", SOME)
 def test_what_is_no_such_weight_is_refused(format: str) -> None:
-    data, size = any_bytes(format, N, K), BY_NAME[format].nbytes
+    data, size = any_bytes(format, N, K), GGML_BY_NAME[format].nbytes
     wrong = {
         f"expected uint8 in {format} blocks of {size}": data[:, :-1],
         rf"torch\.int16, expected uint8 in {format} blocks of {size}": data.to(torch.int16),

@@ -18,7 +18,7 @@ from ostro.core.errors import UsageError
 from ostro.core.load.describe import outline
 from ostro.core.load.model import LoadedModel, load_model
 from ostro.core.load.planning import PlanInterrupted, PlanRequest
-from ostro.core.load.quantize import FLOAT, makers
+from ostro.core.load.quantize import FLOAT_FORMAT, makers
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.settings import ProgressCallback, Settings
 from ostro.entrypoints.cli import main
@@ -134,7 +134,7 @@ def test_an_interrupted_search_gives_the_formats_chosen_so_far(
 ) -> None:
     assert re.search(r"sensitivities of 3 of \d+ weights", str(interrupted))
     planned = interrupted.planned
-    bits = {name: maker.format.bits for name, maker in makers(plugins).items()} | {FLOAT: 32}
+    bits = {name: maker.format.bits for name, maker in makers(plugins).items()} | {FLOAT_FORMAT: 32}
     spent = sum(bits[name] * weight.count for weight, name in planned.formats.items())
     assert 4.5 <= spent / sum(weight.count for weight in planned.formats) <= 5.0
 

@@ -39,7 +39,7 @@ from ostro.core.messages.commands import (
 )
 from ostro.core.messages.outputs import JobOutput, Stats, TokenOutput
 from ostro.core.messages.requests import (
-    DEFAULT,
+    DEFAULT_MODEL,
     AdapterRef,
     JobRequest,
     PoolingRequest,
@@ -193,7 +193,9 @@ def made() -> ThreeModels:
     return ThreeModels()
 
 
-def tokens(id: str = "a", model: str = DEFAULT, adapter: str = "", n: int = 1) -> TokenRequest:
+def tokens(
+    id: str = "a", model: str = DEFAULT_MODEL, adapter: str = "", n: int = 1
+) -> TokenRequest:
     adapters = (AdapterRef(name=adapter, scale=0.5),) if adapter else ()
     rules = Sampling(n=n)
     return TokenRequest(id=id, tokens=[7, 8], model=model, adapters=adapters, sampling=rules)

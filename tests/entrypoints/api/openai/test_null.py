@@ -12,7 +12,7 @@ import pytest
 from msgspec import inspect
 
 from ostro.core.messages.target import AdapterChoice
-from ostro.core.pipeline import parse
+from ostro.core.pipeline import parse_request
 from ostro.entrypoints import http, operations
 from ostro.entrypoints.api import openai
 from ostro.entrypoints.api import server as server_api
@@ -211,7 +211,9 @@ def test_null_is_the_default(kind: type[msgspec.Struct]) -> None:
     for name in optional:
         nulls = {**required, name: None}
         assert (
-            parse(nulls, kind) == decode(json.dumps(nulls).encode(), kind) == parse(required, kind)
+            parse_request(nulls, kind)
+            == decode(json.dumps(nulls).encode(), kind)
+            == parse_request(required, kind)
         )
 
 

@@ -24,8 +24,8 @@ from ostro.core.plugins.manager import PluginManager
 from ostro.entrypoints.operations.access.caller import Caller
 from ostro.entrypoints.operations.documents import batch_lines, batch_runner, jobs
 from ostro.entrypoints.operations.documents.batch_lines import (
+    BatchResult,
     LineError,
-    LineResult,
     add_result,
     line_id,
     line_kind,
@@ -583,7 +583,7 @@ def test_requests_that_did_not_run_are_counted(
     async def work(server: Server) -> None:
         batch = await server.create(jsonl(line(0)))
         error = LineError(code=code, message="")
-        added = add_result(batch, LineResult(id="r", custom_id="c", error=error))
+        added = add_result(batch, BatchResult(id="r", custom_id="c", error=error))
         assert (added.failed, added.unrun, added.completed) == (1, unrun, 0)
 
     run(work, plugins)
@@ -716,7 +716,7 @@ def test_a_duplicate_whose_error_is_stored_does_not_stop_the_first_line(
         server = Server(open_state("memory", None, plugins), succeed)
         batch = await server.create(jsonl(line(0), line(0)))
         error = LineError(code="duplicate_custom_id", message="used twice")
-        result = LineResult(id="batch_req_1", custom_id="c0", error=error)
+        result = BatchResult(id="batch_req_1", custom_id="c0", error=error)
         await server.state.put("ann", line_kind(batch.id), line_id(2), result)
         running = asyncio.create_task(server.runner.run())
         done = await server.end_of(batch)
