@@ -419,7 +419,7 @@ def test_the_parent_dies(state: str, tmp_path: Path) -> None:
         "from ostro.core.messages.commands import ModelSpec\n"
         "from ostro.core.ipc.process import ProcessEngine\n"
         "from ostro.core.messages.requests import Sampling, TokenRequest\n"
-        "from ostro.core.records import Settings\n"
+        "from ostro.core.settings import Settings\n"
         "async def main():\n"
         f"    engine = ProcessEngine(Settings(reference='x'), engine={ECHO!r})\n"
         "    engine.spawn()\n"
