@@ -24,7 +24,7 @@ from tiny.cuda_kernels import cuda_kernels, run_compiled
 from tiny.empty_driver import empty_driver
 
 from ostro.core.engine.engine import Engine
-from ostro.core.engine.startup import build, compilation, profile, start
+from ostro.core.engine.startup import build, compilation, profile, start, warm_up
 from ostro.core.engine.startup.kernel_compiler import compile_launched
 from ostro.core.load.model import LoadedModel
 from ostro.core.messages.commands import ModelSpec
@@ -170,8 +170,8 @@ def new_kernels(name: str, quant: str, loop: str, requests: str) -> list[str]:
     requests compile afterwards.
     """
     with record_launches("sm_90") as launches, opened(name, quant, loop) as (engine, loaded):
-        build.make_ready(engine, loaded)
-        build.warm_up(engine)
+        warm_up.make_ready(engine, loaded)
+        warm_up.warm_up(engine)
         warm = set(launches)
         draw(engine, int(requests))
     return [str(len(warm)), *sorted(set(launches) - warm)]
