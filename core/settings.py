@@ -1,4 +1,4 @@
-"""The settings of a model, and references to models."""
+"""The settings of a model, references to models, and the callback for progress of loading."""
 
 from __future__ import annotations
 

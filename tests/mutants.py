@@ -1408,6 +1408,22 @@ ENTRYPOINTS: Mapping[str, Mapping[str, Change]] = {
             "return Response(result.data, 200",
         ),
     },
+    "core/load/sizes.py": {
+        "a-sample-stands-for-few-rows": ("if rows > FEW_ROWS:", "if True:"),
+    },
+    "entrypoints/operations/documents/documents.py": {
+        "a-runner-serves-every-model": (
+            "runner.knows, runner.serves = self.knows, partial(serves, self.service)",
+            "runner.knows = self.knows",
+        ),
+        "runners-are-forgotten": ("self.runners.append(runner)", "pass"),
+    },
+    "entrypoints/api/openai/store.py": {
+        "the-runner-of-responses-is-not-notified": (
+            "responses.notify = runner.notify",
+            "pass",
+        ),
+    },
     "entrypoints/operations/executor.py": {
         "background-has-priority": (
             "caller, key = low(named[0]), named[1]",
