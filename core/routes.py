@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Protocol, cast
 
 from ostro.core.errors import PluginError
 from ostro.core.records import Record
@@ -24,14 +25,41 @@ RouteHandler = Callable[..., Awaitable[Any]]
 RouteEndpoint = Callable[..., Any] | Path
 """An `Endpoint`, or a folder of static files."""
 
+FORM = "multipart/form-data"
+"""`media_type` of the types of requests that are forms."""
+FILE_CHUNK = 1 << 20
+"""Bytes of an uploaded file that are read at a time."""
+
+
+class UploadedFile:
+    """A file in a form. It is open until the handler returns.
+
+    filename  as the client states it, "" without one
+    size      in bytes
+    file      the content, of which nothing is read yet
+    """
+
+    def __init__(self, filename: str, size: int, file: BinaryIO) -> None:
+        self.filename, self.size, self.file = filename, size, file
+
+    async def read(self) -> bytes:
+        """Return the content, and close the file: a large one needs no disk any more."""
+        with self.file:
+            return await asyncio.to_thread(self.file.read)
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the content in parts of at most `FILE_CHUNK` bytes."""
+        while data := await asyncio.to_thread(self.file.read, FILE_CHUNK):
+            yield data
+
 
 @dataclass(frozen=True, kw_only=True)
 class RequestBody:
-    """How a route with a handler reads its requests: the JSON body, or the query string.
+    """How a route with a handler reads its requests: the JSON or the form, or the query string.
 
     kind        the msgspec type to decode, if it is not the documented `Route.request`
     max_inputs  the most prompts or texts; the limit on the bytes grows with it and the context
-    max_bytes   the limit on the bytes in place of that one
+    max_bytes   the limit on the bytes in place of that one, or in place of 512 MiB for a form
     check       called with the JSON of a body that the type rejects; it may raise a better error
     any_type    accept other content types, which `curl -d` sends, except from browsers
     """
@@ -78,7 +106,8 @@ class Route(Record):
     endpoint  an async function of a Starlette request or WebSocket; the folder of static files
     scope     the permission that it requires
     request   the msgspec type of the request: of the query string for GET and DELETE, otherwise of
-              the JSON or the form in the body
+              the body. It is JSON, or a form if the type has `media_type = FORM`; the fields
+              of a form with the type `UploadedFile` or a list of them are its files
     query     the msgspec type of the query string of a handler's request that has a body too
     body      how a handler's request is read, if not with the defaults of `RequestBody`
     requires  `requires(operations)` raises an error if the server lacks what the handler needs; the
@@ -126,6 +155,22 @@ class Route(Record):
                 f"the route {self.name!r} has an endpoint, which reads its requests itself: "
                 f"{', '.join(stated)} need a handler"
             )
+        body = self.body or RequestBody()
+        if self.is_form and (body.max_inputs, body.check, body.any_type) != (1, None, False):
+            raise PluginError(
+                f"the route {self.name!r} reads a form: max_inputs, check and any_type need JSON"
+            )
+
+    @property
+    def kind(self) -> type[Any] | None:
+        """The type to which a handler's requests are decoded, None for requests without one."""
+        own = None if self.body is None else self.body.kind
+        return own or cast("type[Any] | None", self.request)
+
+    @property
+    def is_form(self) -> bool:
+        """Whether the requests are forms."""
+        return getattr(self.kind, "media_type", None) == FORM
 
     @property
     def is_cancelled_on_disconnect(self) -> bool:

@@ -1,15 +1,15 @@
 """The job engine: runs image and speech generation in bounded slices of device time.
 
 A job is an iterator of its model; each item is one slice: a denoising step, some frames of sound, a
-part of an image. Slices of several jobs alternate with each other and with token steps. A job can
-be aborted after any slice.
+part of an image. Slices of several jobs of one priority alternate with each other and with token
+steps; jobs behind them in priority wait. A job can be aborted after any slice.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -34,8 +34,17 @@ DTYPES = {
 """The dtypes of the arrays of a slice."""
 
 
+@dataclass(frozen=True, eq=False)
+class Job:
+    """An unfinished job: its id, its priority (lower is first), and its next slices."""
+
+    id: str
+    priority: int
+    slices: Iterator[Slice]
+
+
 class JobEngine:
-    """Runs the jobs of one model, one slice at a time in turn."""
+    """Runs the jobs of one model, one slice at a time: those of the best priority in turn."""
 
     def __init__(
         self,
@@ -51,13 +60,13 @@ class JobEngine:
         """
         self.model, self.registry, self.failures = model, registry, failures
         self.adapter_pool, self.device = adapter_pool, device
-        self.turns: deque[tuple[str, Iterator[Slice]]] = deque()
+        self.jobs = deque[Job]()
         self.leases: dict[str, tuple[Mixture, MixtureLease]] = {}
 
     @property
     def busy(self) -> bool:
         """Whether a job is unfinished."""
-        return bool(self.turns)
+        return bool(self.jobs)
 
     def submit(self, request: JobRequest, mixture: Mixture = EMPTY) -> None:
         """Add a job; `mixture` are its adapters.
@@ -87,7 +96,7 @@ class JobEngine:
         except Exception as error:
             self.release(request.id)
             raise self.failures.of(error) from error
-        self.turns.append((request.id, slices))
+        self.jobs.append(Job(request.id, request.priority, slices))
 
     def release(self, id: str) -> None:
         """Release the adapters of a job that has ended."""
@@ -98,16 +107,18 @@ class JobEngine:
 
     def abort(self, id: str, index: int | None = None) -> list[JobOutput]:
         """Abort a job, which has one choice; unknown ones are ignored."""
-        remaining = deque(turn for turn in self.turns if turn[0] != id)
-        found = len(remaining) < len(self.turns)
-        self.turns = remaining  # drops the iterator, and with it the tensors of the job
+        remaining = deque(job for job in self.jobs if job.id != id)
+        found = len(remaining) < len(self.jobs)
+        self.jobs = remaining  # drops the iterator, and with it the tensors of the job
         self.release(id)
         return [JobOutput(id=id, finish="abort")] if found else []
 
     @torch.inference_mode()
     def step(self) -> list[JobOutput]:
         """Run one slice of the next job. An error ends the job."""
-        id, slices = self.turns.popleft()
+        job = min(self.jobs, key=lambda job: job.priority)  # the first of the best priority
+        self.jobs.remove(job)
+        id, slices = job.id, job.slices
         try:
             with ordinary_errors(), current_device(self.device):
                 done = next(slices, None)
@@ -125,7 +136,7 @@ class JobEngine:
         if last:
             self.release(id)
         else:
-            self.turns.append((id, slices))
+            self.jobs.append(job)
         return [
             JobOutput(
                 id=id,
@@ -146,8 +157,8 @@ class JobEngine:
 
     def stats(self) -> Stats:
         """The current counters."""
-        return Stats(running=len(self.turns))
+        return Stats(running=len(self.jobs))
 
     def close(self) -> None:
         """Drop all jobs."""
-        self.turns.clear()
+        self.jobs.clear()

@@ -63,7 +63,8 @@ class PoolingEngine:
         self.runner, self.pool, self.registry = runner, pool, registry
         self.vocab, self.context, self.max_rows = vocab, context, max_rows
         self.failures = failures
-        self.queue: deque[tuple[str, int]] = deque()  # (request id, input index)
+        self.queue: deque[tuple[str, int]] = deque()
+        """Request ids and input indices, in the order of priority and arrival."""
         self.live: dict[str, PoolingTask] = {}
 
     @property
@@ -97,7 +98,11 @@ class PoolingEngine:
         self.live[request.id] = PoolingTask(request, mixture)
         if self.registry is not None:
             self.registry.retain(mixture)
+        last = self.live[self.queue[-1][0]].request.priority if self.queue else request.priority
         self.queue += [(request.id, i) for i in range(len(request.inputs))]
+        if last > request.priority:
+            by_priority = sorted(self.queue, key=lambda x: self.live[x[0]].request.priority)
+            self.queue = deque(by_priority)
 
     def abort(self, id: str, index: int | None = None) -> list[JobOutput]:
         """Abort a request, which has one choice; unknown ones are ignored."""

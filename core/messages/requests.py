@@ -203,7 +203,8 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class PoolingRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A request for a vector of each input, or for scores if the model has them.
 
-    `kinds` are the token types of input i, for encoders with segment embeddings.
+    `kinds` are the token types of input i, for encoders with segment embeddings. Lower `priority`
+    is first.
     """
 
     id: str
@@ -211,16 +212,21 @@ class PoolingRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     kinds: dict[int, list[int]] = {}
     output: Literal["vectors", "scores"] = "vectors"
     model: str = DEFAULT_MODEL
+    priority: int = 0
     adapters: tuple[AdapterRef, ...] = ()
 
 
 class JobRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A request for a job in slices; the model defines the meaning of `values` and `arrays`."""
+    """A request for a job in slices; the model defines the meaning of `values` and `arrays`.
+
+    Lower `priority` is first.
+    """
 
     id: str
     values: dict[str, Any] = {}
     arrays: dict[str, Array] = {}
     model: str = DEFAULT_MODEL
+    priority: int = 0
     adapters: tuple[AdapterRef, ...] = ()
 
 

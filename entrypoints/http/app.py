@@ -25,13 +25,15 @@ from ostro.core.routes import Endpoint, Route
 from ostro.entrypoints.api.openai import (
     batches,
     embeddings,
+    files,
+    images,
     models,
     speech,
     stored_chats,
     text,
     tokens,
+    transcriptions,
 )
-from ostro.entrypoints.api.openai import files as openai_files
 from ostro.entrypoints.api.openai.responses import conversation_routes
 from ostro.entrypoints.api.openai.responses import routes as response_routes
 from ostro.entrypoints.api.openai.store import add_stores
@@ -39,13 +41,7 @@ from ostro.entrypoints.api.openai.types import ADAPTERS_HEADER
 from ostro.entrypoints.api.server import adapters as server_adapters
 from ostro.entrypoints.api.server import health
 from ostro.entrypoints.api.server import models as server_models
-from ostro.entrypoints.http import (
-    audio,
-    files,
-    images,
-    metrics,
-    openapi,
-)
+from ostro.entrypoints.http import metrics, openapi
 from ostro.entrypoints.http.body_log import BodyLog, BodyLogMiddleware
 from ostro.entrypoints.http.budget import BodyBudget
 from ostro.entrypoints.http.context import caller_of
@@ -83,11 +79,10 @@ FAMILIES = (
     response_routes,
     conversation_routes,
     embeddings,
-    audio,
+    transcriptions,
     images,
     speech,
     files,
-    openai_files,
     batches,
     server_adapters,
     metrics,

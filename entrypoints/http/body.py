@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.types import Message, Receive
 
 from ostro.core.errors import RequestError, StoreError
-from ostro.core.routes import RequestBody
+from ostro.core.routes import FORM, RequestBody
 from ostro.entrypoints.http.budget import HeldBody
 from ostro.entrypoints.http.context import operations_of
 from ostro.entrypoints.http.errors import CLOSE
@@ -95,20 +95,23 @@ def check_type(request: Request, any_type: bool = False) -> None:
 
 
 @asynccontextmanager
-async def read_form(request: Request, files: int = 1) -> AsyncIterator[FormData]:
+async def read_form(
+    request: Request, files: int = 1, limit: int | None = None
+) -> AsyncIterator[FormData]:
     """Yield the fields and files of a multipart form. Files above 1 MB are spooled to disk.
 
-    files: the most that the form may contain.
+    files: the most that the form may contain. limit: on its bytes, None for `MAX_FORM`.
 
     Raises HTTPException 415, 413 or 408, RequestError for a malformed form, and StoreError if the
     disk is full.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "multipart/form-data":
-        raise HTTPException(415, f"Content-Type is {kind!r:.80}; send multipart/form-data")
-    check_length(request, MAX_FORM)
+    if kind != FORM:
+        raise HTTPException(415, f"Content-Type is {kind!r:.80}; send {FORM}")
+    limit = MAX_FORM if limit is None else limit
+    check_length(request, limit)
     # Starlette limits the number of files and fields, but not the bytes of a file.
-    bounded = Request(request.scope, bound(request))
+    bounded = Request(request.scope, bound(request, limit))
     try:
         async with asyncio.timeout(FORM_SECONDS):
             form = await bounded.form(max_files=files, max_fields=32, max_part_size=1 << 20)
@@ -138,15 +141,15 @@ def too_long(limit: int) -> HTTPException:
     return HTTPException(413, f"the body exceeds {limit} bytes", CLOSE)
 
 
-def bound(request: Request) -> Receive:
-    """Return a `receive` that raises HTTPException 413 after more than `MAX_FORM` bytes."""
+def bound(request: Request, limit: int) -> Receive:
+    """Return a `receive` that raises HTTPException 413 after more than `limit` bytes."""
     held = HeldBody.of(request)
 
     async def counted() -> Message:
         message = await request.receive()
         held.add(len(message.get("body", b"")))
-        if held.size > MAX_FORM:
-            raise too_long(MAX_FORM)
+        if held.size > limit:
+            raise too_long(limit)
         return message
 
     return counted

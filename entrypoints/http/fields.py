@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from ostro.core.errors import RequestError
-from ostro.entrypoints.operations.requests.decoding import decode
+from ostro.core.pipeline import parse_request
+from ostro.entrypoints.operations.requests.json_scanner import check_text
 
 MEMBER = re.compile(r"(\w+)\[([^\[\]]*)\]")
 """A member of an object, `name[key]`, or an item of a list, `name[]`."""
@@ -18,12 +20,18 @@ JSON_FIELDS = ("adapter", "adapters", "expires_after")
 R = TypeVar("R", bound=msgspec.Struct)
 
 
-def parse_fields(fields: Iterable[tuple[str, str]], kind: type[R], what: str = "field") -> R:
-    """Return the request in fields, each a name and its text.
+def parse_fields(
+    fields: Iterable[tuple[str, str]],
+    kind: type[R],
+    what: str = "field",
+    files: Mapping[str, object] = MappingProxyType({}),
+) -> R:
+    """Return the request in fields, each a name and its text, and in files by name.
 
     "name[]" is an item of a list, "name[key]" a member of an object; the name of a list may be
     repeated. A text is accepted for a number or a boolean. Raises RequestError for repeated,
-    unknown and mistyped fields; `what` describes a field.
+    unknown and mistyped fields, and for texts that JSON bodies may not have; `what` describes a
+    field.
     """
     lists = {name for name, type in get_type_hints(kind).items() if is_list(type)}
     given: dict[str, Any] = {}
@@ -43,7 +51,11 @@ def parse_fields(fields: Iterable[tuple[str, str]], kind: type[R], what: str = "
             held[key] = text
         else:
             raise RequestError(f"duplicate {what} {name[:80]}", param=name[:80])
-    return decode(msgspec.json.encode(given), kind, strict=False)
+    try:
+        check_text(msgspec.json.encode(given))
+    except UnicodeEncodeError:
+        raise RequestError("a text is not valid Unicode") from None
+    return parse_request({**given, **files}, kind, strict=False)
 
 
 def split_name(full: str) -> tuple[str, str | None]:

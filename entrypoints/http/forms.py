@@ -3,21 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TypeVar
+from typing import Any, TypeVar, get_args
 
 import msgspec
 from starlette.datastructures import FormData, UploadFile
 
 from ostro.core.errors import RequestError, Unsupported
 from ostro.core.pipeline import check_fields
-from ostro.entrypoints.http.fields import parse_fields, split_name
+from ostro.core.routes import UploadedFile
+from ostro.entrypoints.http.fields import is_list, parse_fields, split_name
 
+MAX_FILES = 16
+"""Limit on the files of a form."""
 R = TypeVar("R", bound=msgspec.Struct)
 
 
-def parse_form(form: FormData, kind: type[R], files: Collection[str]) -> R:
-    """Return the request in the fields of a form, other than `files`. Raises as `parse_fields`."""
-    return parse_fields(texts_of(form, kind, files), kind)
+def parse_form(form: FormData, kind: type[R]) -> R:
+    """Return the request in a form; a text is accepted for a number or a boolean.
+
+    Raises RequestError as `texts_of` and `parse_fields`, and for a missing file; Unsupported for
+    several files in a field for one.
+    """
+    fields = {f.encode_name: f for f in msgspec.structs.fields(kind) if has_file(f.type)}
+    texts, files = texts_of(form, kind, fields), dict[str, object]()
+    for name, field in fields.items():
+        uploads = uploads_of(form, name)
+        if not uploads:
+            if field.required:
+                raise RequestError(
+                    f"the field {name} is missing; send the file as multipart/form-data", param=name
+                )
+        elif is_list(field.type):
+            files[name] = uploads
+        elif len(uploads) == 1:
+            files[name] = uploads[0]
+        else:
+            raise Unsupported(f"{name}: several files are not supported; send one", param=name)
+    return parse_fields(texts, kind, files=files)
+
+
+def has_file(annotation: Any) -> bool:
+    """Whether a type is `UploadedFile`, or contains it."""
+    return annotation is UploadedFile or any(map(has_file, get_args(annotation)))
+
+
+def uploads_of(form: FormData, name: str) -> list[UploadedFile]:
+    """Return the files in a field; "name[]" is the same field."""
+    values = [*form.getlist(name), *form.getlist(f"{name}[]")]
+    return [
+        UploadedFile(value.filename or "", value.size or 0, value.file)
+        for value in values
+        if isinstance(value, UploadFile)
+    ]
 
 
 def texts_of(
@@ -41,31 +78,3 @@ def texts_of(
             check_fields([name], kind)
             raise RequestError(f"{name}: expected text, got a file", param=name)
     return texts
-
-
-def file_of(form: FormData, name: str) -> UploadFile:
-    """Return the file in a field; "name[]" is the same field.
-
-    Raises RequestError if the file is missing, Unsupported for several files.
-    """
-    found = [*form.getlist(name), *form.getlist(f"{name}[]")]
-    files = [file for file in found if isinstance(file, UploadFile)]
-    if not files:
-        raise RequestError(
-            f"the field {name} is missing; send the file as multipart/form-data", param=name
-        )
-    if len(files) > 1:
-        raise Unsupported(f"{name}: several files are not supported; send one", param=name)
-    return files[0]
-
-
-async def read_upload(form: FormData, name: str, limit: int | None = None) -> bytes:
-    """Return the contents of the file in a field.
-
-    limit: in bytes, None for that of the form. Raises as `file_of`, and RequestError if the file is
-    too large.
-    """
-    file = file_of(form, name)
-    if limit is not None and (file.size or 0) > limit:
-        raise RequestError(f"the file in {name} exceeds {limit} bytes", param=name)
-    return await file.read()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, cast
 
@@ -12,10 +13,11 @@ from starlette.responses import Response, StreamingResponse
 
 from ostro.core.errors import OstroError
 from ostro.core.plugins.task_errors import task_errors
-from ostro.core.routes import Content, Endpoint, RequestBody, Route
-from ostro.entrypoints.http.body import read_request
+from ostro.core.routes import Content, Endpoint, Route
+from ostro.entrypoints.http.body import DEFAULT, read_form, read_request
 from ostro.entrypoints.http.context import caller_of, operations_of
 from ostro.entrypoints.http.errors import respond, status_headers
+from ostro.entrypoints.http.forms import MAX_FILES, parse_form
 from ostro.entrypoints.http.query import parse_query
 from ostro.entrypoints.http.stream import EventStream, guarded_parts, unless_disconnected
 from ostro.entrypoints.operations.requests.errors import error_content_of, in_form
@@ -43,11 +45,11 @@ def endpoint_of(route: Route, place: str = "") -> Endpoint:
             parameters: dict[str, Any] = dict(request.path_params)
             if query is not None:
                 parameters["query"] = parse_query(request, query)
-            wanted = await read(request, route)
-            work = call(route, operations, caller_of(request), wanted, parameters, place)
-            if route.is_cancelled_on_disconnect:
-                return respond_with(await unless_disconnected(request, work), route, place)
-            return respond_with(await work, route, place)
+            async with reading(request, route) as decoded:
+                work = call(route, operations, caller_of(request), decoded, parameters, place)
+                if route.is_cancelled_on_disconnect:
+                    work = unless_disconnected(request, work)
+                return respond_with(await work, route, place)
 
     return endpoint
 
@@ -66,21 +68,27 @@ def checked_endpoint(endpoint: Endpoint, place: str) -> Endpoint:
     return checked
 
 
-async def read(request: Request, route: Route) -> Any:
-    """Return the request in the query string or the body, None for a route without one."""
-    body = route.body or RequestBody()
-    kind = cast("type[msgspec.Struct] | None", body.kind or route.request)
+@asynccontextmanager
+async def reading(request: Request, route: Route) -> AsyncIterator[Any]:
+    """Yield the request in the query string or the body, None for a route without one.
+
+    The files of a form are closed at the end.
+    """
+    kind, body = route.kind, route.body or DEFAULT
     if kind is None:
-        return None
-    if has_body(route):
-        return await read_request(request, kind, body)
-    return parse_query(request, kind)
+        yield None
+    elif not has_body(route):
+        yield parse_query(request, kind)
+    elif route.is_form:
+        async with read_form(request, MAX_FILES, body.max_bytes) as form:
+            yield parse_form(form, kind)
+    else:
+        yield await read_request(request, kind, body)
 
 
 def has_body(route: Route) -> bool:
     """Return whether the requests of a route with a handler have a body that is read."""
-    kind = route.request if route.body is None else route.body.kind or route.request
-    return kind is not None and not route.name.startswith(WITH_QUERY)
+    return route.kind is not None and not route.name.startswith(WITH_QUERY)
 
 
 def respond_with(result: Any, route: Route, place: str = "") -> Response:

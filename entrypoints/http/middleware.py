@@ -21,7 +21,7 @@ from ostro.entrypoints.operations.access.caller import Forbidden
 from ostro.entrypoints.operations.access.keys import Key, KeyRing
 from ostro.entrypoints.operations.access.quotas import Quota, Quotas, RateLimited
 from ostro.entrypoints.operations.requests.errors import error_content
-from ostro.entrypoints.operations.requests.request_context import REQUEST_ID
+from ostro.entrypoints.operations.requests.request_context import BASE_URL, REQUEST_ID
 
 log = logging.getLogger(__name__)
 KEY_HEADERS = ("x-api-key", "api-key")
@@ -56,6 +56,7 @@ class RequestMiddleware:
         record = RequestRecord.of(scope)
         scope.setdefault("state", {})["request_id"] = record.id
         REQUEST_ID.set(record.id)
+        BASE_URL.set(record.base_url)
         token = RECORD.set(record)
         self.metrics.begin_http()
         sending = recorded_send(record, send)

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import ostro
-from ostro.core.routes import Route
+from ostro.core.routes import Route, UploadedFile
 from ostro.entrypoints.http.errors import respond
 from ostro.entrypoints.http.handlers import WITH_QUERY
 from ostro.entrypoints.operations.requests.errors import ErrorBody
@@ -98,7 +98,9 @@ def openapi(routes: Sequence[Route]) -> dict[str, Any]:
     """Return the OpenAPI document of routes. WebSockets and static files are not part of it."""
     shown = [route for route in routes if not route.name.startswith(HIDDEN)]
     types = [*dict.fromkeys([ErrorBody, *(x for route in shown for x in types_of(route))])]
-    schemas, components = msgspec.json.schema_components(types, ref_template=REFERENCE)
+    schemas, components = msgspec.json.schema_components(
+        types, schema_hook=file_schema, ref_template=REFERENCE
+    )
     by_type = dict(zip(types, schemas, strict=True))
     for schema in components.values():
         # Before Python 3.13, docstrings keep the indentation of the source.
@@ -132,6 +134,13 @@ def openapi(routes: Sequence[Route]) -> dict[str, Any]:
             },
         },
     }
+
+
+def file_schema(kind: type[Any]) -> dict[str, Any]:
+    """Return the schema of a file in a form. Raises NotImplementedError for another type."""
+    if kind is UploadedFile:
+        return {"contentMediaType": "application/octet-stream"}
+    raise NotImplementedError
 
 
 def types_of(route: Route) -> Iterable[Any]:

@@ -10,6 +10,7 @@ from secrets import token_hex
 from typing import Literal
 
 from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
 from starlette.routing import Match
 from starlette.types import Scope
 
@@ -92,6 +93,10 @@ class RequestRecord:
             return str(getattr(route, "path", OTHER))
         record = record_of(self.scope)
         return OTHER if record is None else record.name.partition(" ")[2]
+
+    def base_url(self) -> str:
+        """The URL of the server as the client addressed it, with a slash at its end."""
+        return str(HTTPConnection(self.scope).base_url)
 
     @property
     def trace_id(self) -> str:

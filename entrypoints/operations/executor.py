@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, aclosing, contextmanager
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -92,8 +92,9 @@ def make_max_body(routes: Sequence[Route], operations: Operations) -> Callable[[
 
 
 def handled_by(routes: Sequence[Route]) -> dict[str, Route]:
-    """Return the routes whose requests a batch can contain, by name."""
-    return {route.name: route for route in routes if route.handler and not route.header}
+    """Return the routes whose requests a batch can contain, by name: their requests are JSON."""
+    able = (route for route in routes if route.handler and not route.header and not route.is_form)
+    return {route.name: route for route in able}
 
 
 async def run(
@@ -128,13 +129,12 @@ async def run(
 async def read(route: Route, data: bytes, operations: Operations) -> Any:
     """Return the request of a route in JSON. Raises as `decode`, and RequestTooLarge."""
     options = route.body or RequestBody()
-    kind = cast("type[msgspec.Struct] | None", options.kind or route.request)
     limit = max_bytes(operations.service, options)
     if len(data) > limit:
         raise RequestTooLarge(f"the body exceeds {limit} bytes")
-    if kind is None:
+    if route.kind is None:
         return None
-    return await decode_aside(data, kind, options.check)
+    return await decode_aside(data, route.kind, options.check)
 
 
 def failure(route: Route | None, status: int, content: ErrorBody) -> tuple[int, bytes]:

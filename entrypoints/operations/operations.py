@@ -74,6 +74,10 @@ class Operations(TextOperations):
         super().__init__(service)
         self.adapter_admin, self.model_admin = adapter_admin or Admin(), model_admin or Admin()
 
+    def require_store(self) -> None:
+        """Raise Unsupported on a server without a store; for `Route.requires`."""
+        self.documents.state.require()
+
     async def models(self, caller: Caller = ANYONE) -> list[ModelEntry]:
         """The models and adapters that the caller may use."""
         return await list_models(self.service, caller)

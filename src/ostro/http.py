@@ -2,20 +2,21 @@
 
 A plugin yields `ostro.Route` records from `ostro_routes()`. A handler gets the `Operations` of the
 server, converts a request to that of an operation, runs it for the caller, and returns what is sent
-as JSON, a generator of events, or a `Content`. Routes for forms and WebSockets have an endpoint of
-Starlette in its place (`read_form`, `read_request`, `respond`, `EventStream`).
+as JSON, a generator of events, or a `Content`. WebSockets, and routes that read their requests
+themselves, have an endpoint of Starlette in its place (`read_form`, `read_request`, `respond`,
+`EventStream`).
 
 `Application` is the whole server as an ASGI application.
 """
 
 from __future__ import annotations
 
-from ostro.core.routes import Content, EventFormat, Handler, RequestBody
+from ostro.core.routes import FORM, Content, EventFormat, Handler, RequestBody, UploadedFile
 from ostro.entrypoints.api.openai.bodies import ChatBody, CompletionBody, read_logprobs
 from ostro.entrypoints.api.openai.tools import read_tools
 from ostro.entrypoints.http.asgi import Application
 from ostro.entrypoints.http.body import read_form, read_json, read_request
-from ostro.entrypoints.http.context import base_url, caller_of, operations_of
+from ostro.entrypoints.http.context import caller_of, operations_of
 from ostro.entrypoints.http.errors import respond
 from ostro.entrypoints.http.query import parse_query
 from ostro.entrypoints.http.stream import EventStream, unless_disconnected
@@ -34,7 +35,7 @@ from ostro.entrypoints.operations.requests.event_formats import (
     OPENAI_EVENTS,
 )
 from ostro.entrypoints.operations.requests.model_body import ModelBody
-from ostro.entrypoints.operations.requests.request_context import request_id
+from ostro.entrypoints.operations.requests.request_context import base_url, request_id
 from ostro.entrypoints.operations.tasks.text import Completion, CompletionChoice, Generation
 from ostro.entrypoints.operations.tasks.tokens import DetokenizeRequest, TokenizeRequest, Tokens
 from ostro.entrypoints.operations.tasks.vectors import (
@@ -55,6 +56,7 @@ from ostro.entrypoints.operations.tasks.vectors import (
 
 __all__ = [
     "DATA_EVENTS",
+    "FORM",
     "JSON_LINES",
     "MAX_INPUTS",
     "NAMED_EVENTS",
@@ -94,6 +96,7 @@ __all__ = [
     "Scores",
     "TokenizeRequest",
     "Tokens",
+    "UploadedFile",
     "base_url",
     "caller_of",
     "convert_aside",

@@ -1,17 +1,24 @@
-"""OpenAI's routes for files, and for uploads of files in parts, but those with forms."""
+"""OpenAI's routes for files, and for uploads of files in parts."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 from urllib.parse import quote
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ostro.core.routes import Content, RequestBody, Route
+from ostro.core.pipeline import parse_request
+from ostro.core.routes import FORM, Content, RequestBody, Route, UploadedFile
 from ostro.entrypoints.api.openai.pages import MAX_JSON, ListPage, make_page
 from ostro.entrypoints.operations.access.caller import Caller
-from ostro.entrypoints.operations.documents.files import File, FileListRequest
+from ostro.entrypoints.operations.documents.files import (
+    ExpiresAfter,
+    File,
+    FileListRequest,
+    FileRequest,
+    Purpose,
+)
 from ostro.entrypoints.operations.documents.uploads import (
     CompleteUploadRequest,
     Upload,
@@ -22,6 +29,24 @@ from ostro.entrypoints.operations.operations import Operations
 
 CONTENT_TYPE = "application/octet-stream"
 """Media type of the content of files: browsers save it."""
+
+
+class FileForm(msgspec.Struct, kw_only=True):
+    """The form of a file to store."""
+
+    media_type: ClassVar[str] = FORM
+
+    file: UploadedFile
+    purpose: Purpose
+    expires_after: ExpiresAfter | None = None
+
+
+class PartForm(msgspec.Struct, kw_only=True):
+    """The form of a part of an upload."""
+
+    media_type: ClassVar[str] = FORM
+
+    data: UploadedFile
 
 
 class FileObject(msgspec.Struct, kw_only=True):
@@ -74,6 +99,13 @@ class UploadPartObject(msgspec.Struct, kw_only=True):
     object: Literal["upload.part"] = "upload.part"
 
 
+async def create_file(operations: Operations, caller: Caller, form: FileForm) -> FileObject:
+    """Upload a file."""
+    fields = {"purpose": form.purpose, "expires_after": form.expires_after}
+    request = parse_request({"filename": form.file.filename, **fields}, FileRequest)
+    return file_object(await operations.documents.files.create(request, form.file.chunks(), caller))
+
+
 async def list_files(operations: Operations, caller: Caller, request: FileListRequest) -> FileList:
     """List files, newest first."""
     page = await operations.documents.files.list(request, caller)
@@ -109,6 +141,13 @@ async def create_upload(
 ) -> UploadObject:
     """Begin an upload of a file in parts."""
     return upload_object(await operations.documents.uploads.create(request, caller))
+
+
+async def add_part(
+    operations: Operations, caller: Caller, form: PartForm, *, id: str
+) -> UploadPartObject:
+    """Upload a part of a file."""
+    return part_object(await operations.documents.uploads.add(id, form.data.chunks(), caller))
 
 
 async def complete_upload(
@@ -155,6 +194,15 @@ def part_object(part: UploadPart) -> UploadPartObject:
 
 ROUTES: tuple[Route, ...] = (
     Route(
+        name="POST /v1/files",
+        handler=create_file,
+        request=FileForm,
+        requires=Operations.require_store,
+        response=FileObject,
+        error_statuses=(400, 503, 507),
+        cancel_on_disconnect=False,
+    ),
+    Route(
         name="GET /v1/files",
         handler=list_files,
         request=FileListRequest,
@@ -175,6 +223,15 @@ ROUTES: tuple[Route, ...] = (
         request=UploadRequest,
         body=RequestBody(max_bytes=MAX_JSON),
         response=UploadObject,
+        cancel_on_disconnect=False,
+    ),
+    Route(
+        name="POST /v1/uploads/{id}/parts",
+        handler=add_part,
+        request=PartForm,
+        requires=Operations.require_store,
+        response=UploadPartObject,
+        error_statuses=(400, 404, 503, 507),
         cancel_on_disconnect=False,
     ),
     Route(

@@ -9,11 +9,6 @@ from ostro.entrypoints.operations.executor import Acting
 from ostro.entrypoints.operations.operations import Operations
 
 
-def require_store(operations: Operations) -> None:
-    """Raise Unsupported on a server without a store."""
-    operations.documents.state.require()
-
-
 def add_stores(operations: Operations, acting: Acting) -> None:
     """Add the stores to the documents of a server. acting: as in `ResponseRunner`."""
     documents = operations.documents

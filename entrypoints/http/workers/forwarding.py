@@ -27,7 +27,7 @@ from ostro.entrypoints.http.workers.engine import WorkerQuota
 from ostro.entrypoints.http.workers.messages import Forward, Forwarded
 from ostro.entrypoints.operations.access.admission import CLAIM, Claim
 from ostro.entrypoints.operations.requests.decoding import max_bytes
-from ostro.entrypoints.operations.requests.request_context import REQUEST_ID
+from ostro.entrypoints.operations.requests.request_context import BASE_URL, REQUEST_ID
 
 log = logging.getLogger(__name__)
 SCOPES = ("admin", "metrics")
@@ -105,6 +105,8 @@ async def read_body(request: Request, route: Route) -> bytes | bytearray:
         return b""
     body = route.body or RequestBody()
     limit = min(MAX_BYTES, max_bytes(operations_of(request).service, body))
+    if route.is_form:
+        return await read_in_time(request, limit)
     return await read_data(request, limit, body.any_type)
 
 
@@ -139,7 +141,7 @@ class ForwardHandler:
         """Return the response to a request."""
         scope = self.scope_of(forward)
         record = RequestRecord(scope, forward.id, "")
-        tokens = RECORD.set(record), REQUEST_ID.set(forward.id)
+        tokens = RECORD.set(record), REQUEST_ID.set(forward.id), BASE_URL.set(record.base_url)
         try:
             with task_errors():
                 response = await run(self.routes, scope, forward.body)
@@ -149,6 +151,7 @@ class ForwardHandler:
         finally:
             RECORD.reset(tokens[0])
             REQUEST_ID.reset(tokens[1])
+            BASE_URL.reset(tokens[2])
         return Forwarded(number=forward.number, error=record.error, **response)
 
     def scope_of(self, forward: Forward) -> Scope:

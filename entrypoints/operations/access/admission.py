@@ -154,16 +154,17 @@ def reserve(quota: Quota, request: Request, rows: int, tokens: int) -> Reservati
 
 
 def bind(request: Request, caller: Caller) -> Request:
-    """The request with its owner, the caller's cache salt, and a priority that it may claim.
+    """The request with a priority that it may claim; one for tokens with its owner and its salt.
 
     The salt applies to the cache of media too: its hits show in the time to the first token.
     """
+    priority = caller.bounded_priority(request.priority)
     if not isinstance(request, TokenRequest):
-        return request
+        return replace(request, priority=priority)
     items = request.items
     if caller.salt:
         items = [replace(item, key=salted_key(caller.salt, item.key)) for item in items]
-    salt, priority = caller.salted(request.salt), caller.bounded_priority(request.priority)
+    salt = caller.salted(request.salt)
     return replace(request, owner=caller.name, salt=salt, priority=priority, items=items)
 
 

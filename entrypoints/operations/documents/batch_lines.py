@@ -24,8 +24,8 @@ GROUP_BYTES = 1 << 20
 """Bytes of lines that are read at a time."""
 GROUP_LINES = 1000
 """Lines that are read at a time."""
-PAGE = 16
-"""Results that are read at a time."""
+PAGE, PAGE_BYTES = 16, 16 << 20
+"""Limits on the results that are read at a time, and on their bytes: images have megabytes."""
 EXPIRED, CANCELLED = "batch_expired", "batch_cancelled"
 """Codes of errors of requests that did not run."""
 FALSE, NULL = msgspec.Raw(b"false"), msgspec.Raw(b"null")
@@ -251,7 +251,13 @@ async def stored_results(
     more = True
     while more:
         page = await state.list(
-            owner, line_kind(batch.id), BatchResult, after=after, limit=PAGE, descending=False
+            owner,
+            line_kind(batch.id),
+            BatchResult,
+            after=after,
+            limit=PAGE,
+            descending=False,
+            max_bytes=PAGE_BYTES,
         )
         for each in page.items:
             yield each.document.id, each.value

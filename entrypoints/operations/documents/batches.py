@@ -28,7 +28,10 @@ Status = Literal[
     "cancelled",
 ]  # fmt: skip
 ENDED: tuple[Status, ...] = ("failed", "completed", "expired", "cancelled")
-Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
+Endpoint = Literal[
+    "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/images/generations",
+    "/v1/responses",
+]  # fmt: skip
 """The routes whose requests a batch may contain."""
 
 

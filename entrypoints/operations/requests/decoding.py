@@ -102,20 +102,19 @@ def decode(
     data: bytes | bytearray,
     kind: type[R],
     *,
-    strict: bool = True,
     check: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> R:
     """Decode a JSON object straight to a request. A field that is null counts as absent.
 
-    strict: as in `pipeline.parse`. check: as in `RequestBody`. Raises RequestError as
-    `decode_object`, and for unknown and mistyped fields.
+    check: as in `RequestBody`. Raises RequestError as `decode_object`, and for unknown and mistyped
+    fields.
     """
     with decoding_errors():
         if check_text(data) <= plain_fields(kind):
             with suppress(msgspec.ValidationError):
-                return decoder_of(kind, strict).decode(data)
+                return decoder_of(kind).decode(data)
         try:
-            return decode_members(data, kind, strict)
+            return decode_members(data, kind)
         except (RequestError, Unsupported):
             if check is not None:
                 with suppress(msgspec.ValidationError):  # a number beyond all floats: named above
@@ -123,12 +122,12 @@ def decode(
             raise
 
 
-def decode_members(data: bytes | bytearray, kind: type[R], strict: bool) -> R:
+def decode_members(data: bytes | bytearray, kind: type[R]) -> R:
     """Decode a JSON object without the members that are null. Raises as `decode`."""
     members = {name: value for name, value in MEMBERS.decode(data).items() if value != NULL}
     pipeline.check_fields(members, kind)
     try:
-        return decoder_of(kind, strict).decode(msgspec.json.encode(members))
+        return decoder_of(kind).decode(msgspec.json.encode(members))
     except msgspec.ValidationError as error:
         raise pipeline.mistyped(error) from None
 
@@ -150,9 +149,9 @@ def decode_object(data: bytes | bytearray) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=256)
-def decoder_of(kind: type[R], strict: bool) -> msgspec.json.Decoder[R]:
+def decoder_of(kind: type[R]) -> msgspec.json.Decoder[R]:
     """Return the decoder of a type of requests."""
-    return msgspec.json.Decoder(kind, strict=strict)
+    return msgspec.json.Decoder(kind)
 
 
 @contextmanager

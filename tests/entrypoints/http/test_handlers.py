@@ -140,7 +140,9 @@ DELETE /v1/conversations/{id}
 POST /v1/conversations/{id}/items
 DELETE /v1/conversations/{id}/items/{item}
 DELETE /v1/files/{id}
+POST /v1/files
 POST /v1/uploads
+POST /v1/uploads/{id}/parts
 POST /v1/uploads/{id}/complete
 POST /v1/uploads/{id}/cancel
 POST /v1/batches

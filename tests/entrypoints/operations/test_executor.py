@@ -7,13 +7,13 @@ import json
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
 
 from ostro.core.errors import Overloaded, StepFailed, Unsupported
-from ostro.core.routes import Content, RequestBody, Route
+from ostro.core.routes import FORM, Content, RequestBody, Route
 from ostro.entrypoints.operations.access.admission import CLAIM
 from ostro.entrypoints.operations.access.caller import Caller, Forbidden
 from ostro.entrypoints.operations.access.keys import KeyRing, sha256_of
@@ -105,6 +105,18 @@ def test_a_body_may_not_exceed_the_limit_of_the_route() -> None:
     assert run(echo, {"text": text}, body=RequestBody(max_bytes=size))[0] == 200
     status, answer = run(echo, {"text": text}, body=RequestBody(max_bytes=size - 1))
     assert status == 413 and answer["error"]["code"] == "request_too_large"
+
+
+def test_a_batch_contains_no_forms() -> None:
+    class Form(Request):
+        media_type: ClassVar[str] = FORM
+
+    handled = Route(name="POST /x", handler=echo, request=Request)
+    form = Route(name="POST /x", handler=echo, request=Form)
+    operations: Any = SimpleNamespace(service=SimpleNamespace(takes_media=True, max_context=None))
+    for route, status in ((handled, 200), (form, 404)):
+        execute = make_executor([route], operations, KeyRing(), Quotas())
+        assert asyncio.run(execute("/x", b"{}", ""))[0] == status
 
 
 def test_errors_have_the_form_of_the_route() -> None:

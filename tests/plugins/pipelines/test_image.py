@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import time
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
@@ -302,6 +303,33 @@ def test_an_image_is_a_file_with_an_end(client: openai.OpenAI, expected: list[np
     assert file.expires_at == file.created_at + 3600 and file.filename == "image-1.webp"
     client.files.delete(file.id)
     assert httpx.get(str(drawn.data[0].url)).status_code == 404
+
+
+def test_a_batch_contains_images(client: openai.OpenAI, expected: list[np.ndarray]) -> None:
+    url = "/v1/images/generations"
+    body = {"prompt": PROMPT, "size": "32x48", **CALL["extra_body"]}
+    bodies = {"a": {**body, "n": 2}, "b": {**body, "response_format": "url"}}
+    lines = [
+        json.dumps({"custom_id": id, "method": "POST", "url": url, "body": body})
+        for id, body in bodies.items()
+    ]
+    file = client.files.create(file=("in.jsonl", "\n".join(lines).encode()), purpose="batch")
+    endpoint: Any = url  # which the client's types lack
+    batch = client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h")
+    end = time.monotonic() + 60
+    while (batch := client.batches.retrieve(batch.id)).status != "completed":
+        assert time.monotonic() < end, batch
+        time.sleep(0.05)
+    assert batch.request_counts is not None and batch.usage is not None
+    assert (batch.request_counts.completed, batch.request_counts.failed) == (1, 1)
+    assert batch.usage.output_tokens == PATCHES
+    result = json.loads(client.files.content(batch.output_file_id or "").text)
+    images = [unpacked(entry["b64_json"]) for entry in result["response"]["body"]["data"]]
+    assert all(close(image, want) for image, want in zip(images, expected, strict=True))
+    failed = json.loads(client.files.content(batch.error_file_id or "").text)
+    error = failed["response"]["body"]["error"]
+    assert (failed["custom_id"], error["param"]) == ("b", "response_format")
+    assert "batch" in error["message"] and "b64_json" in error["message"]
 
 
 def test_the_client_edits_an_image(client: openai.OpenAI, model: LocalModel) -> None:

@@ -25,7 +25,6 @@ from ostro.entrypoints.api.openai.responses.items import (
     read_items,
 )
 from ostro.entrypoints.api.openai.responses.routes import ItemList, item_list
-from ostro.entrypoints.api.openai.store import require_store
 from ostro.entrypoints.operations.access.caller import Caller
 from ostro.entrypoints.operations.documents.metadata import MetadataRequest
 from ostro.entrypoints.operations.operations import Operations
@@ -124,7 +123,7 @@ ROUTES: tuple[Route, ...] = (
         handler=create_conversation,
         request=ConversationRequest,
         body=RequestBody(kind=ConversationBody, max_bytes=MAX_BYTES),
-        requires=require_store,
+        requires=Operations.require_store,
         response=ConversationObject,
         cancel_on_disconnect=False,
     ),
@@ -149,7 +148,7 @@ ROUTES: tuple[Route, ...] = (
         request=ItemsRequest,
         query=ItemRequest,
         body=RequestBody(kind=ItemsBody, max_bytes=MAX_BYTES),
-        requires=require_store,
+        requires=Operations.require_store,
         response=ItemList,
         cancel_on_disconnect=False,
     ),

@@ -99,6 +99,26 @@ class Worker:
             yield Slice(done=i + 1, total=3, arrays={"x": torch.ones(1)} if i == 2 else {})
 
 
+def test_inputs_are_computed_in_the_order_of_priority(
+    llama: Subject, reader: PoolingEngine
+) -> None:
+    """Each input fills a batch, so that there is one per step."""
+    for id, priority in (("batch", 5), ("first", 0), ("second", 0), ("middle", 1)):
+        inputs = [llama.prompt[:40]] * 2
+        reader.submit(PoolingRequest(id=id, inputs=inputs, priority=priority))
+    assert list(results(reader)) == ["first", "second", "middle", "batch"]
+
+
+def test_jobs_of_the_best_priority_alternate() -> None:
+    jobs = JobEngine(Worker())
+    jobs.submit(JobRequest(id="batch", priority=5))
+    assert [output.id for output in jobs.step()] == ["batch"]
+    for id in ("a", "b"):
+        jobs.submit(JobRequest(id=id))
+    order = [output.id for _ in range(8) for output in jobs.step()]
+    assert order == ["a", "b"] * 3 + ["batch"] * 2 and not jobs.busy
+
+
 def test_a_job_that_raises_ends_alone() -> None:
     jobs = JobEngine(Worker())
     jobs.submit(JobRequest(id="bad", values={"raise": 1}))

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import ClassVar
 
+import msgspec
 import pytest
 from echo.server import Running, Start, wait_until
 from starlette.requests import Request
@@ -15,7 +17,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from ostro import hookimpl
-from ostro.core.routes import Route
+from ostro.core.routes import FORM, Route, UploadedFile
 from ostro.entrypoints.http import body as bodies
 from ostro.entrypoints.http import budget
 from ostro.entrypoints.http.budget import COUNT_BYTES, SMALL
@@ -27,6 +29,14 @@ HEADERS = {"x-api-key": "boss", "content-type": "application/json"}
 LOAD, UPLOAD = "POST /v1/load_lora_adapter", "PUT /upload"
 BODY = b'{"lora_name": "a", "lora_path": "b"}'
 JSON = "Content-Type: application/json"
+
+
+class Form(msgspec.Struct):
+    """A form with a file."""
+
+    media_type: ClassVar[str] = FORM
+
+    file: UploadedFile
 
 
 class Server:
@@ -52,10 +62,14 @@ class Plugin:
             data = await bodies.read_json(request) if request.method == "PUT" else {}
             return PlainTextResponse(f"{len(data)} members")
 
+        async def store(operations: object, caller: object, form: Form) -> list[object]:
+            return [form.file.filename, form.file.size]
+
         return [
             Route(name=UPLOAD, endpoint=read, scope="admin"),
             Route(name="GET /upload", endpoint=read, scope="admin"),
             Route(name="POST /mine", endpoint=read),
+            Route(name="POST /form", handler=store, request=Form, scope="admin"),
         ]
 
 
@@ -238,3 +252,15 @@ def test_a_response_in_parts_is_joined() -> None:
 
     response = asyncio.run(run(app, {"type": "http"}, b"x"))
     assert response == {"status": 201, "headers": [(b"a", b"b")], "body": b"xx"}
+
+
+def test_a_form_is_forwarded_as_it_is(worker: Running, single: Running, main: Server) -> None:
+    headers = {"x-api-key": "boss"}
+    form = worker.http.build_request("POST", "/form", files={"file": ("a", b"abc")})
+    headers |= {"content-type": form.headers["content-type"]}
+    response = worker.http.post("/form", content=form.read(), headers=headers)
+    assert (response.status_code, response.text) == (202, "server"), response.text
+    assert main.requests[-1].body == form.read()
+    assert (b"content-type", headers["content-type"].encode()) in main.requests[-1].headers
+    handled = single.http.post("/form", content=form.read(), headers=headers)
+    assert handled.json() == ["a", 3]

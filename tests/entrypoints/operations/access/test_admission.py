@@ -77,6 +77,14 @@ def test_a_request_beyond_the_limits_is_admitted_alone() -> None:
     assert (admission.rows, admission.tokens) == (0, 0)
 
 
+def test_jobs_and_inputs_have_the_priority_of_their_caller() -> None:
+    admission = Admission()
+    for request in (JobRequest(id="a"), PoolingRequest(id="b", inputs=[[1]])):
+        with claim(ALICE):
+            assert admission.admit(request).request.priority == 2
+        assert admission.admit(request).request.priority == 0
+
+
 def test_the_caller_binds_salt_and_priority() -> None:
     admission = Admission()
     assert admission.admit(ask(salt="mine", priority=-3)).request == ask(salt="mine", priority=-3)

@@ -42,7 +42,7 @@ from ostro.entrypoints.operations.documents.batches import (
 )
 from ostro.entrypoints.operations.documents.files import FileListRequest, FileRequest, Files
 from ostro.entrypoints.operations.documents.jobs import FairSlots, Job, JobRunner
-from ostro.entrypoints.operations.documents.state import State, open_state
+from ostro.entrypoints.operations.documents.state import Page, State, open_state
 from ostro.entrypoints.operations.requests.decoding import SMALL
 
 ANN, BOB = Caller(name="ann"), Caller(name="bob")
@@ -215,6 +215,34 @@ def test_every_request_gets_its_result_in_order(plugins: PluginManager) -> None:
     server = run(work, plugins, limit=0)
     assert server.most == 4  # slots
     assert server.owners == {"ann"}
+
+
+def test_results_are_read_within_a_limit_on_their_bytes(
+    plugins: PluginManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Images have megabytes, and 16 of them are not read at once."""
+    sizes = list[int]()
+
+    async def record(*args: Any, **options: Any) -> Page[BatchResult]:
+        page: Page[BatchResult] = await listed(*args, **options)
+        sizes.append(sum(len(each.document.body) for each in page.items))
+        return page
+
+    def large(body: Mapping[str, Any]) -> tuple[int, Any]:
+        return 200, {"n": body["n"], "image": "x" * 1000}
+
+    async def work(server: Server) -> None:
+        nonlocal listed
+        listed = server.state.list
+        monkeypatch.setattr(server.state, "list", record)
+        done = await server.end_of(await server.create(jsonl(*(line(n) for n in range(10)))))
+        results = await server.results(done.output_file)
+        assert [each["response"]["body"]["n"] for each in results] == list(range(10))
+
+    listed: Any = None
+    monkeypatch.setattr(batch_lines, "PAGE_BYTES", 3000)
+    run(work, plugins, answer=large)
+    assert 1000 < max(sizes) <= 3000
 
 
 BAD = [

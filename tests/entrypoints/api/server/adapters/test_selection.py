@@ -173,7 +173,7 @@ def test_the_engine_resolves_unknown_names(server: Any) -> None:
 
 def test_forms_name_adapters() -> None:
     def wanted(**fields: str) -> list[tuple[str, float]]:
-        request = parse_form(FormData(fields), TranscriptionRequest, ())
+        request = parse_form(FormData(fields), TranscriptionRequest)
         return [(ref.name, ref.scale) for ref in adapter_refs(request)]
 
     assert wanted() == []

@@ -8,17 +8,12 @@ from typing import ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from starlette.requests import Request
-from starlette.responses import Response
 
-from ostro.core.routes import Route
+from ostro.core.routes import FORM, Content, Route, UploadedFile
 from ostro.core.tasks import TokenLogprob, Transcript
 from ostro.entrypoints.api.openai.types import adapter_headers, unless_none
-from ostro.entrypoints.http.body import read_form
-from ostro.entrypoints.http.context import caller_of, operations_of
-from ostro.entrypoints.http.errors import respond
-from ostro.entrypoints.http.forms import parse_form, read_upload
-from ostro.entrypoints.http.stream import EventStream, unless_disconnected
+from ostro.entrypoints.operations.access.caller import Caller
+from ostro.entrypoints.operations.operations import Operations
 from ostro.entrypoints.operations.requests.event_formats import DATA_EVENTS
 from ostro.entrypoints.operations.tasks.media import TranscriptEvent, TranscriptionRequest
 
@@ -33,9 +28,9 @@ TEXT_TYPES = {
 class TranscriptionForm(TranscriptionRequest, kw_only=True):
     """The form of a transcription."""
 
-    media_type: ClassVar[str] = "multipart/form-data"
+    media_type: ClassVar[str] = FORM
 
-    file: bytes
+    file: UploadedFile
 
 
 class TranscriptToken(msgspec.Struct, kw_only=True):
@@ -132,43 +127,50 @@ class Transcription(msgspec.Struct, kw_only=True):
     adapter_generations: list[str] | UnsetType = UNSET
 
 
-async def transcriptions(request: Request) -> Response:
+Answer = Transcription | Content | AsyncGenerator[TranscriptDelta | TranscriptDone, None]
+"""What the routes answer: JSON, text, or the events of a stream."""
+
+
+async def transcriptions(operations: Operations, caller: Caller, form: TranscriptionForm) -> Answer:
     """Transcribe an audio file."""
-    return await answer(request, "transcribe")
+    return await answer(operations, caller, form, "transcribe")
 
 
-async def translations(request: Request) -> Response:
+async def translations(operations: Operations, caller: Caller, form: TranscriptionForm) -> Answer:
     """Transcribe an audio file in English."""
-    return await answer(request, "translate")
+    return await answer(operations, caller, form, "translate")
 
 
-async def answer(request: Request, task: Literal["transcribe", "translate"]) -> Response:
-    operations, caller = operations_of(request), caller_of(request)
-    async with read_form(request) as form:
-        body = parse_form(form, TranscriptionRequest, {"file"})
-        audio = await read_upload(form, "file")
-    if body.stream:
-        events = await operations.transcript_events(body, audio, task, caller)
-        return EventStream(chunks(events, body), DATA_EVENTS)
+async def answer(
+    operations: Operations,
+    caller: Caller,
+    form: TranscriptionForm,
+    task: Literal["transcribe", "translate"],
+) -> Answer:
+    """Return the transcript in the format of the request, or the events of a stream."""
+    audio = await form.file.read()
+    if form.stream:
+        return chunks(await operations.transcript_events(form, audio, task, caller), form)
     operation = operations.transcribe if task == "transcribe" else operations.translate
-    transcript = await unless_disconnected(request, operation(body, audio, caller))
-    form_name = body.response_format
-    text = transcript.format(form_name)
-    if "json" in form_name:
-        return respond(200, transcription(text, transcript, body))
-    return Response(text, 200, adapter_headers(transcript.generations), TEXT_TYPES[form_name])
+    transcript = await operation(form, audio, caller)
+    format = form.response_format
+    text = transcript.format(format)
+    if "json" in format:
+        return transcription(text, transcript, form)
+    headers = adapter_headers(transcript.generations)
+    return Content(data=text.encode(), media_type=TEXT_TYPES[format], headers=headers)
 
 
 def transcription(text: str, transcript: Transcript, body: TranscriptionRequest) -> Transcription:
     """Return the JSON of a transcript, from the pipeline's and what the request adds to it."""
-    found = msgspec.json.decode(text, type=Transcription)
-    found.usage = TranscriptDuration(seconds=transcript.duration)
-    found.languages = languages(body, transcript.language)
+    response = msgspec.json.decode(text, type=Transcription)
+    response.usage = TranscriptDuration(seconds=transcript.duration)
+    response.languages = languages(body, transcript.language)
     if "segment" not in (body.timestamp_granularities or ["segment"]):
-        found.segments = UNSET
+        response.segments = UNSET
     if body.include:
-        found.logprobs = tokens([x for segment in transcript.segments for x in segment.logprobs])
-    return found
+        response.logprobs = tokens([x for segment in transcript.segments for x in segment.logprobs])
+    return response
 
 
 def tokens(logprobs: Iterable[TokenLogprob]) -> list[TranscriptToken]:
@@ -216,11 +218,11 @@ def usage_of(final: TranscriptEvent) -> TranscriptTokenUsage:
 ROUTES: tuple[Route, ...] = tuple(
     Route(
         name=f"POST /v1/audio/{name}",
-        endpoint=endpoint,
+        handler=handler,
         request=TranscriptionForm,
         response=Transcription,
         events=TranscriptDelta | TranscriptDone,
         event_format=DATA_EVENTS,
     )
-    for name, endpoint in (("transcriptions", transcriptions), ("translations", translations))
+    for name, handler in (("transcriptions", transcriptions), ("translations", translations))
 )

@@ -5,22 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import ClassVar, Literal
+from functools import partial
+from typing import ClassVar, Literal, NoReturn
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from starlette.requests import Request
-from starlette.responses import Response
 
-from ostro.core.errors import Unsupported
-from ostro.core.routes import Route
+from ostro.core.errors import RequestError, Unsupported
+from ostro.core.routes import FORM, Route, UploadedFile
 from ostro.entrypoints.api.openai.types import unless_none
-from ostro.entrypoints.http.body import read_form, read_request
-from ostro.entrypoints.http.context import caller_of, documents_of, operations_of
-from ostro.entrypoints.http.errors import respond
-from ostro.entrypoints.http.forms import parse_form, read_upload
-from ostro.entrypoints.http.stream import EventStream, unless_disconnected
+from ostro.entrypoints.operations.access.caller import Caller
+from ostro.entrypoints.operations.operations import Operations
 from ostro.entrypoints.operations.requests.event_formats import DATA_EVENTS
+from ostro.entrypoints.operations.requests.request_context import base_url
 from ostro.entrypoints.operations.tasks.media import (
     ImageEditRequest,
     ImageEvent,
@@ -31,8 +28,6 @@ from ostro.entrypoints.operations.tasks.media import (
 
 MAX_IMAGE = 50 << 20
 """Limit on the bytes of an image in a form."""
-MAX_FILES = 16
-"""Limit on the files of a form; a model takes one image."""
 URL_SECONDS = 3600.0
 """Time for which the URL of an image is valid, as in OpenAI's API."""
 Quality = Literal["low", "medium", "high", "xhigh", "max"]
@@ -44,17 +39,17 @@ QUALITIES = {"standard": "medium", "hd": "high"}
 class ImageEditForm(ImageEditRequest, kw_only=True):
     """The form of an image edit."""
 
-    media_type: ClassVar[str] = "multipart/form-data"
+    media_type: ClassVar[str] = FORM
 
-    image: bytes
+    image: UploadedFile
 
 
 class ImageVariationForm(ImageVariationRequest, kw_only=True):
     """The form of a variation of an image."""
 
-    media_type: ClassVar[str] = "multipart/form-data"
+    media_type: ClassVar[str] = FORM
 
-    image: bytes
+    image: UploadedFile
 
 
 class ImageItem(msgspec.Struct, kw_only=True):
@@ -146,39 +141,42 @@ class ImageEditProgress(ImageProgress, kw_only=True, tag="image_edit.progress"):
     """The progress of a request with the field `progress`: `done` of `total` steps."""
 
 
-async def generations(request: Request) -> Response:
+Answer = ImageList | AsyncGenerator[ImagePartial | ImageCompleted | ImageProgress, None]
+"""What the routes answer: JSON, or the events of a stream."""
+
+
+async def generations(operations: Operations, caller: Caller, body: ImageRequest) -> Answer:
     """Generate images."""
-    return await answer(request, await read_request(request, ImageRequest))
+    return await answer(operations, caller, body)
 
 
-async def edits(request: Request) -> Response:
+async def edits(operations: Operations, caller: Caller, form: ImageEditForm) -> Answer:
     """Generate images that begin as a given one."""
-    async with read_form(request, MAX_FILES) as form:
-        body = parse_form(form, ImageEditRequest, {"image"})
-        image = await read_upload(form, "image", MAX_IMAGE)
-    return await answer(request, body, image)
+    check_size(form.image)
+    return await answer(operations, caller, form, await form.image.read())
 
 
-async def variations(request: Request) -> Response:
+async def variations(operations: Operations, caller: Caller, form: ImageVariationForm) -> NoReturn:
     """Generate variations of an image: no built-in model does."""
-    async with read_form(request, MAX_FILES) as form:
-        body = parse_form(form, ImageVariationRequest, {"image"})
-        await read_upload(form, "image", MAX_IMAGE)
-    await operations_of(request).vary(body, caller_of(request))
+    check_size(form.image)
+    await operations.vary(form, caller)
 
 
-async def answer(request: Request, body: ImageRequest, image: bytes | None = None) -> Response:
-    operations, caller = operations_of(request), caller_of(request)
-    check_store(request, body)
+async def answer(
+    operations: Operations, caller: Caller, body: ImageRequest, image: bytes | None = None
+) -> Answer:
+    """Return the images of a request, or the events of a stream. image: as of `draw`."""
+    if body.response_format == "url":
+        check_urls(operations)
     if body.stream:
-        events = await operations.draw_events(body, caller, image=image)
-        return EventStream(chunks(events, body), DATA_EVENTS)
-    drawn = await unless_disconnected(request, operations.draw(body, caller, image=image))
+        return chunks(await operations.draw_events(body, caller, image=image), body)
+    drawn = await operations.draw(body, caller, image=image)
+    write = partial(image_item, operations, caller, body)
     quality = quality_of(body)
-    content = ImageList(
+    return ImageList(
         created=int(time.time()),
         model=drawn.model,
-        data=[await image_item(request, body, data, i) for i, data in enumerate(drawn.images, 1)],
+        data=[await write(data, number) for number, data in enumerate(drawn.images, 1)],
         background="opaque",
         output_format=format_of(body),
         size=size_of(drawn.sizes[0]),
@@ -187,28 +185,41 @@ async def answer(request: Request, body: ImageRequest, image: bytes | None = Non
         safety_identifier=safety_identifier(body),
         adapter_generations=unless_none(drawn.generations),
     )
-    return respond(200, content)
 
 
-def check_store(request: Request, body: ImageRequest) -> None:
-    """Raise Unsupported for URLs on a server without a store."""
-    if body.response_format == "url" and not documents_of(request).state.enabled:
+def check_size(file: UploadedFile) -> None:
+    """Raise RequestError for an image that is too large."""
+    if file.size > MAX_IMAGE:
+        raise RequestError(f"the file in image exceeds {MAX_IMAGE} bytes", param="image")
+
+
+def check_urls(operations: Operations) -> None:
+    """Raise Unsupported for URLs on a server without a store, and in a batch."""
+    if not operations.documents.state.enabled:
         raise Unsupported(
             "response_format: url requires stored files, and this server has no store; use "
             "b64_json, or start the server with --store memory or --store FOLDER",
             param="response_format",
         )
+    if base_url() == "/":
+        raise Unsupported(
+            "response_format: url is not supported in a batch, which may end after the URLs are "
+            "valid; use b64_json",
+            param="response_format",
+        )
 
 
-async def image_item(request: Request, body: ImageRequest, data: bytes, number: int) -> ImageItem:
+async def image_item(
+    operations: Operations, caller: Caller, body: ImageRequest, data: bytes, number: int
+) -> ImageItem:
     """Return an image as base64, or as the URL of a new file."""
     if body.response_format == "b64_json":
         return ImageItem(b64_json=base64_text(data))
     name = f"image-{number}.{body.output_format}"
-    file = await documents_of(request).files.write(
-        name, "vision", single(data), caller_of(request), lifetime=URL_SECONDS
+    file = await operations.documents.files.write(
+        name, "vision", single(data), caller, lifetime=URL_SECONDS
     )
-    return ImageItem(url=f"{request.base_url}v1/files/{file.id}/content")
+    return ImageItem(url=f"{base_url()}v1/files/{file.id}/content")
 
 
 async def single(data: bytes) -> AsyncIterator[bytes]:
@@ -300,7 +311,7 @@ def safety_identifier(body: ImageRequest) -> str | UnsetType:
 ROUTES: tuple[Route, ...] = (
     Route(
         name="POST /v1/images/generations",
-        endpoint=generations,
+        handler=generations,
         request=ImageRequest,
         response=ImageList,
         events=ImagePartial | ImageCompleted | ImageProgress,
@@ -308,7 +319,7 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         name="POST /v1/images/edits",
-        endpoint=edits,
+        handler=edits,
         request=ImageEditForm,
         response=ImageList,
         events=ImageEditPartial | ImageEditCompleted | ImageEditProgress,
@@ -316,7 +327,7 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         name="POST /v1/images/variations",
-        endpoint=variations,
+        handler=variations,
         request=ImageVariationForm,
         response=ImageList,
     ),
