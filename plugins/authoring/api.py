@@ -60,10 +60,9 @@ def tier(module: str, name: str) -> str:
 
 def signature(value: Any) -> str:
     """The parameters of a class or function, without annotations; empty for other objects."""
-    if not callable(value):
+    # Whether an alias of a type is callable depends on the version of Python.
+    if not callable(value) or get_origin(value) is not None:
         return ""
-    if get_origin(value) is not None:  # an alias: its signature depends on the version of Python
-        return "(...)"
     try:
         parameters = inspect.signature(value).parameters.values()
     except (TypeError, ValueError):

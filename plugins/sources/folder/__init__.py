@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 
 from ostro import Settings, errors, hookimpl
 from ostro.plugins.sources.files import CONFIGS, contents_of, gguf_models, listed
@@ -19,9 +20,10 @@ def ostro_locate(reference: str, kind: str, settings: Settings) -> Path | None:
         return None
     try:
         path = Path(reference).expanduser()
-        if path.is_dir():
+        mode = mode_of(path)
+        if S_ISDIR(mode):
             return model_in(path) if kind == "model" else adapter_in(path)
-        if path.is_file():
+        if S_ISREG(mode):
             return path
     except (OSError, ValueError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or error
@@ -30,6 +32,17 @@ def ostro_locate(reference: str, kind: str, settings: Settings) -> Path | None:
     if is_file or reference.startswith(("/", "./", "../", "~")):
         raise errors.ModelNotFound(f"there is no file or folder {reference}{nearby(path)}")
     return None
+
+
+def mode_of(path: Path) -> int:
+    """The type and permissions of what is at a path, 0 for nothing. Raises OSError.
+
+    `Path.is_dir` of Python 3.14 is False for a path that the system refuses, such as a long one.
+    """
+    try:
+        return path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
 
 
 def model_in(folder: Path) -> Path:
