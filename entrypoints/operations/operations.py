@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from ostro.core.errors import Unsupported
 from ostro.core.messages.target import ModelTarget
@@ -18,15 +18,12 @@ from ostro.entrypoints.operations.models.service import Service
 from ostro.entrypoints.operations.tasks.media import (
     ImageEvent,
     ImageRequest,
-    ImageVariationRequest,
     Speech,
     SpeechRequest,
     TranscriptEvent,
     TranscriptionRequest,
     image_event,
-    image_options,
-    speech_options,
-    transcription_options,
+    options_of,
 )
 from ostro.entrypoints.operations.tasks.text_operations import TextOperations
 from ostro.entrypoints.operations.tasks.vectors import (
@@ -178,33 +175,22 @@ class Operations(TextOperations):
     async def transcribe(
         self, request: TranscriptionRequest, audio: bytes, caller: Caller = ANYONE
     ) -> Transcript:
-        """Transcribe an audio file."""
-        return await self._transcript(request, audio, "transcribe", caller)
-
-    async def translate(
-        self, request: TranscriptionRequest, audio: bytes, caller: Caller = ANYONE
-    ) -> Transcript:
-        """Transcribe an audio file in English."""
-        return await self._transcript(request, audio, "translate", caller)
-
-    async def _transcript(
-        self, request: TranscriptionRequest, audio: bytes, task: str, caller: Caller
-    ) -> Transcript:
+        """Transcribe or translate an audio file."""
         admitted = await self.service.admit(request, "transcribe", caller)
-        options = transcription_options(request, task)
+        options = options_of(request)
         return await admitted.pipeline.transcribe(audio, adapters=admitted.adapters, **options)
 
     async def transcript_events(
-        self, request: TranscriptionRequest, audio: bytes, task: str, caller: Caller = ANYONE
+        self, request: TranscriptionRequest, audio: bytes, caller: Caller = ANYONE
     ) -> AsyncGenerator[TranscriptEvent, None]:
         """Transcribe or translate an audio file: yield the segments, then the whole text.
 
         The segments together are the text, so white space at its start and its end is left out.
-        task: "transcribe" or "translate". Raises before the first event for an invalid request.
+        Raises before the first event for an invalid request.
         """
         admitted = await self.service.admit(request, "transcribe", caller)
         pipeline = admitted.pipeline
-        task_state = pipeline.new_task(transcription_options(request, task), admitted.adapters)
+        task_state = pipeline.new_task(options_of(request), admitted.adapters)
 
         async def events() -> AsyncGenerator[TranscriptEvent, None]:
             text, space, logprobs, tokens = "", "", list[TokenLogprob](), 0
@@ -232,10 +218,10 @@ class Operations(TextOperations):
     async def speak(self, request: SpeechRequest, caller: Caller = ANYONE) -> Speech:
         """Speak a text."""
         admitted = await self.service.admit(request, "speak", caller)
-        pipeline, options = admitted.pipeline, speech_options(request)
-        pipeline.check_format(request.response_format)
-        sound = await pipeline.speak(request.input, adapters=admitted.adapters, **options)
-        data = await asyncio.to_thread(sound.encode, request.response_format)
+        pipeline, options = admitted.pipeline, options_of(request, "text", "format")
+        pipeline.check_format(request.format)
+        sound = await pipeline.speak(request.text, adapters=admitted.adapters, **options)
+        data = await asyncio.to_thread(sound.encode, request.format)
         return Speech(
             data=data,
             rate=sound.rate,
@@ -266,7 +252,7 @@ class Operations(TextOperations):
         image: the file of an image to start from. Raises before the first event for an invalid
         request.
         """
-        options = image_options(request)
+        options = options_of(request, "prompt", "format", "quality")
         admitted = await self.service.admit(request, "draw", caller)
         steps = admitted.pipeline.stream(
             request.prompt, image=image, adapters=admitted.adapters, **options
@@ -278,11 +264,3 @@ class Operations(TextOperations):
                     yield await asyncio.to_thread(image_event, admitted.name, step, request)
 
         return events()
-
-    async def vary(self, request: ImageVariationRequest, caller: Caller = ANYONE) -> NoReturn:
-        """Raise Unsupported: no model generates images without a prompt."""
-        admitted = await self.service.admit(request, "draw", caller)
-        raise Unsupported(
-            f"{admitted.model} does not generate variations without a prompt; send the image with "
-            "a prompt to /v1/images/edits"
-        )

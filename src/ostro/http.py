@@ -36,6 +36,14 @@ from ostro.entrypoints.operations.requests.event_formats import (
 )
 from ostro.entrypoints.operations.requests.model_body import ModelBody
 from ostro.entrypoints.operations.requests.request_context import base_url, request_id
+from ostro.entrypoints.operations.tasks.media import (
+    ImageEvent,
+    ImageRequest,
+    Speech,
+    SpeechRequest,
+    TranscriptEvent,
+    TranscriptionRequest,
+)
 from ostro.entrypoints.operations.tasks.text import Completion, CompletionChoice, Generation
 from ostro.entrypoints.operations.tasks.tokens import DetokenizeRequest, TokenizeRequest, Tokens
 from ostro.entrypoints.operations.tasks.vectors import (
@@ -81,6 +89,8 @@ __all__ = [
     "Forbidden",
     "Generation",
     "Handler",
+    "ImageEvent",
+    "ImageRequest",
     "ModelBody",
     "ModelEntry",
     "Operations",
@@ -94,8 +104,12 @@ __all__ = [
     "Rows",
     "ScoreRequest",
     "Scores",
+    "Speech",
+    "SpeechRequest",
     "TokenizeRequest",
     "Tokens",
+    "TranscriptEvent",
+    "TranscriptionRequest",
     "UploadedFile",
     "base_url",
     "caller_of",

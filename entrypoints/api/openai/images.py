@@ -6,50 +6,32 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from functools import partial
-from typing import ClassVar, Literal, NoReturn
+from typing import Literal, NoReturn
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from ostro.core.errors import RequestError, Unsupported
-from ostro.core.routes import FORM, Route, UploadedFile
-from ostro.entrypoints.api.openai.types import unless_none
+from ostro.core.routes import Route, UploadedFile
+from ostro.entrypoints.api.openai.image_bodies import (
+    Format,
+    ImageBody,
+    ImageEditForm,
+    ImageVariationForm,
+    Quality,
+    read_format,
+)
+from ostro.entrypoints.api.openai.types import base64_text, unless_none
 from ostro.entrypoints.operations.access.caller import Caller
 from ostro.entrypoints.operations.operations import Operations
 from ostro.entrypoints.operations.requests.event_formats import DATA_EVENTS
 from ostro.entrypoints.operations.requests.request_context import base_url
-from ostro.entrypoints.operations.tasks.media import (
-    ImageEditRequest,
-    ImageEvent,
-    ImageRequest,
-    ImageVariationRequest,
-    base64_text,
-)
+from ostro.entrypoints.operations.tasks.media import ImageEvent
 
 MAX_IMAGE = 50 << 20
 """Limit on the bytes of an image in a form."""
 URL_SECONDS = 3600.0
 """Time for which the URL of an image is valid, as in OpenAI's API."""
-Quality = Literal["low", "medium", "high", "xhigh", "max"]
-Format = Literal["png", "jpeg", "webp"]
-QUALITIES = {"standard": "medium", "hd": "high"}
-"""Today's names of earlier values of `quality`."""
-
-
-class ImageEditForm(ImageEditRequest, kw_only=True):
-    """The form of an image edit."""
-
-    media_type: ClassVar[str] = FORM
-
-    image: UploadedFile
-
-
-class ImageVariationForm(ImageVariationRequest, kw_only=True):
-    """The form of a variation of an image."""
-
-    media_type: ClassVar[str] = FORM
-
-    image: UploadedFile
 
 
 class ImageItem(msgspec.Struct, kw_only=True):
@@ -145,7 +127,7 @@ Answer = ImageList | AsyncGenerator[ImagePartial | ImageCompleted | ImageProgres
 """What the routes answer: JSON, or the events of a stream."""
 
 
-async def generations(operations: Operations, caller: Caller, body: ImageRequest) -> Answer:
+async def generations(operations: Operations, caller: Caller, body: ImageBody) -> Answer:
     """Generate images."""
     return await answer(operations, caller, body)
 
@@ -159,26 +141,31 @@ async def edits(operations: Operations, caller: Caller, form: ImageEditForm) -> 
 async def variations(operations: Operations, caller: Caller, form: ImageVariationForm) -> NoReturn:
     """Generate variations of an image: no built-in model does."""
     check_size(form.image)
-    await operations.vary(form, caller)
+    admitted = await operations.service.admit(form, "draw", caller)
+    raise Unsupported(
+        f"{admitted.model} does not generate variations without a prompt; send the image with "
+        "a prompt to /v1/images/edits"
+    )
 
 
 async def answer(
-    operations: Operations, caller: Caller, body: ImageRequest, image: bytes | None = None
+    operations: Operations, caller: Caller, body: ImageBody, image: bytes | None = None
 ) -> Answer:
     """Return the images of a request, or the events of a stream. image: as of `draw`."""
+    request = body.to_request()
     if body.response_format == "url":
         check_urls(operations)
     if body.stream:
-        return chunks(await operations.draw_events(body, caller, image=image), body)
-    drawn = await operations.draw(body, caller, image=image)
+        return chunks(await operations.draw_events(request, caller, image=image), body)
+    drawn = await operations.draw(request, caller, image=image)
     write = partial(image_item, operations, caller, body)
-    quality = quality_of(body)
+    quality = body.named_quality
     return ImageList(
         created=int(time.time()),
         model=drawn.model,
         data=[await write(data, number) for number, data in enumerate(drawn.images, 1)],
         background="opaque",
-        output_format=format_of(body),
+        output_format=read_format(body),
         size=size_of(drawn.sizes[0]),
         usage=usage_of(drawn, len(drawn.images)),
         quality=UNSET if quality == "auto" else quality,
@@ -210,7 +197,7 @@ def check_urls(operations: Operations) -> None:
 
 
 async def image_item(
-    operations: Operations, caller: Caller, body: ImageRequest, data: bytes, number: int
+    operations: Operations, caller: Caller, body: ImageBody, data: bytes, number: int
 ) -> ImageItem:
     """Return an image as base64, or as the URL of a new file."""
     if body.response_format == "b64_json":
@@ -227,7 +214,7 @@ async def single(data: bytes) -> AsyncIterator[bytes]:
 
 
 async def chunks(
-    events: AsyncGenerator[ImageEvent, None], body: ImageRequest
+    events: AsyncGenerator[ImageEvent, None], body: ImageBody
 ) -> AsyncGenerator[ImagePartial | ImageCompleted | ImageProgress, None]:
     """Yield the events of a request: one for each preview and image."""
     previews = 0
@@ -245,32 +232,32 @@ async def chunks(
                 previews += 1
 
 
-def progress_event(step: ImageEvent, body: ImageRequest) -> ImageProgress:
-    kind = ImageEditProgress if isinstance(body, ImageEditRequest) else ImageProgress
+def progress_event(step: ImageEvent, body: ImageBody) -> ImageProgress:
+    kind = ImageEditProgress if isinstance(body, ImageEditForm) else ImageProgress
     return kind(done=step.done, total=step.total)
 
 
-def partial_event(step: ImageEvent, index: int, body: ImageRequest, preview: int) -> ImagePartial:
-    kind = ImageEditPartial if isinstance(body, ImageEditRequest) else ImagePartial
+def partial_event(step: ImageEvent, index: int, body: ImageBody, preview: int) -> ImagePartial:
+    kind = ImageEditPartial if isinstance(body, ImageEditForm) else ImagePartial
     return kind(
         b64_json=base64_text(step.images[index]),
         background="opaque",
         created_at=int(time.time()),
-        output_format=format_of(body),
-        quality=quality_of(body),
+        output_format=read_format(body),
+        quality=body.named_quality,
         size=size_of(step.sizes[index]),
         partial_image_index=preview,
     )
 
 
-def completed_event(step: ImageEvent, index: int, body: ImageRequest) -> ImageCompleted:
-    kind = ImageEditCompleted if isinstance(body, ImageEditRequest) else ImageCompleted
+def completed_event(step: ImageEvent, index: int, body: ImageBody) -> ImageCompleted:
+    kind = ImageEditCompleted if isinstance(body, ImageEditForm) else ImageCompleted
     return kind(
         b64_json=base64_text(step.images[index]),
         background="opaque",
         created_at=int(time.time()),
-        output_format=format_of(body),
-        quality=quality_of(body),
+        output_format=read_format(body),
+        quality=body.named_quality,
         size=size_of(step.sizes[index]),
         usage=usage_of(step, 1, with_input=index == 0),
         safety_identifier=safety_identifier(body),
@@ -295,16 +282,7 @@ def size_of(size: tuple[int, int]) -> str:
     return f"{size[0]}x{size[1]}"
 
 
-def format_of(body: ImageRequest) -> Format:
-    """Return the format, which `image_options` has checked."""
-    return body.output_format  # type: ignore[return-value]
-
-
-def quality_of(body: ImageRequest) -> Quality | Literal["auto"]:
-    return QUALITIES.get(body.quality, body.quality)  # type: ignore[return-value]
-
-
-def safety_identifier(body: ImageRequest) -> str | UnsetType:
+def safety_identifier(body: ImageBody) -> str | UnsetType:
     return body.safety_identifier or body.user or UNSET
 
 
@@ -312,7 +290,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         name="POST /v1/images/generations",
         handler=generations,
-        request=ImageRequest,
+        request=ImageBody,
         response=ImageList,
         events=ImagePartial | ImageCompleted | ImageProgress,
         event_format=DATA_EVENTS,

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from ostro.core.errors import RequestError, Unsupported
 from ostro.core.routes import FORM, Content, Route, UploadedFile
 from ostro.core.tasks import TokenLogprob, Transcript
 from ostro.entrypoints.api.openai.types import adapter_headers, unless_none
 from ostro.entrypoints.operations.access.caller import Caller
 from ostro.entrypoints.operations.operations import Operations
 from ostro.entrypoints.operations.requests.event_formats import DATA_EVENTS
+from ostro.entrypoints.operations.requests.model_body import ModelBody
 from ostro.entrypoints.operations.tasks.media import TranscriptEvent, TranscriptionRequest
 
 TEXT_TYPES = {
@@ -23,14 +25,59 @@ TEXT_TYPES = {
     "srt": "application/x-subrip; charset=utf-8",
     "vtt": "text/vtt; charset=utf-8",
 }
+FORMATS = ("json", "verbose_json", "text", "srt", "vtt")
+Task = Literal["transcribe", "translate"]
 
 
-class TranscriptionForm(TranscriptionRequest, kw_only=True):
-    """The form of a transcription."""
+class TranscriptionForm(ModelBody, kw_only=True):
+    """The form of a transcription.
+
+    languages: those that detection chooses from. keywords: words that the audio may contain.
+    """
 
     media_type: ClassVar[str] = FORM
+    unsupported: ClassVar[Mapping[str, str]] = {
+        "known_speaker_names": "recognition of speakers; leave it out",
+        "known_speaker_references": "recognition of speakers; leave it out",
+    }
 
+    language: str | None = None
+    languages: list[str] | None = None
+    keywords: list[str] | None = None
+    prompt: str | None = None
+    response_format: str = "json"
+    temperature: float | None = None
+    stream: bool = False
+    include: list[Literal["logprobs"]] | None = None
+    timestamp_granularities: list[Literal["word", "segment"]] | None = None
+    chunking_strategy: str | dict[str, Any] | None = None
     file: UploadedFile
+
+    def to_request(self, task: Task) -> TranscriptionRequest:
+        """Return the request of the operation.
+
+        Raises RequestError for fields that do not go together, Unsupported for values without
+        effect.
+        """
+        check_format(self)
+        if self.chunking_strategy not in (None, "auto"):
+            raise Unsupported(
+                "chunking_strategy: only auto is supported; the audio is cut into windows",
+                param="chunking_strategy",
+            )
+        if self.language and self.languages:
+            raise RequestError("give either language or languages", param="languages")
+        return TranscriptionRequest(
+            task=task,
+            language=self.language,
+            languages=self.languages,
+            keywords=self.keywords,
+            prompt=self.prompt,
+            temperature=self.temperature,
+            words="word" in (self.timestamp_granularities or ()),
+            logprobs=bool(self.include),
+            **self.target,
+        )
 
 
 class TranscriptToken(msgspec.Struct, kw_only=True):
@@ -145,14 +192,13 @@ async def answer(
     operations: Operations,
     caller: Caller,
     form: TranscriptionForm,
-    task: Literal["transcribe", "translate"],
+    task: Task,
 ) -> Answer:
     """Return the transcript in the format of the request, or the events of a stream."""
-    audio = await form.file.read()
+    request, audio = form.to_request(task), await form.file.read()
     if form.stream:
-        return chunks(await operations.transcript_events(form, audio, task, caller), form)
-    operation = operations.transcribe if task == "transcribe" else operations.translate
-    transcript = await operation(form, audio, caller)
+        return chunks(await operations.transcript_events(request, audio, caller), form)
+    transcript = await operations.transcribe(request, audio, caller)
     format = form.response_format
     text = transcript.format(format)
     if "json" in format:
@@ -161,7 +207,33 @@ async def answer(
     return Content(data=text.encode(), media_type=TEXT_TYPES[format], headers=headers)
 
 
-def transcription(text: str, transcript: Transcript, body: TranscriptionRequest) -> Transcription:
+def check_format(form: TranscriptionForm) -> None:
+    """Raise RequestError or Unsupported for a format that the transcript cannot have."""
+    format = form.response_format
+    if format == "diarized_json":
+        raise Unsupported(
+            "response_format: diarized_json is not supported; use verbose_json",
+            param="response_format",
+        )
+    if format not in FORMATS:
+        raise RequestError(
+            f"unknown response_format {format!r:.40}; expected one of {', '.join(FORMATS)}",
+            param="response_format",
+        )
+    if form.stream and format not in ("json", "text"):
+        raise RequestError(
+            f"response_format: {format} cannot be streamed; use json", param="response_format"
+        )
+    if form.include and format != "json":
+        raise RequestError("include: logprobs requires response_format json", param="include")
+    if form.timestamp_granularities and format != "verbose_json":
+        raise RequestError(
+            "timestamp_granularities requires response_format verbose_json",
+            param="timestamp_granularities",
+        )
+
+
+def transcription(text: str, transcript: Transcript, body: TranscriptionForm) -> Transcription:
     """Return the JSON of a transcript, from the pipeline's and what the request adds to it."""
     response = msgspec.json.decode(text, type=Transcription)
     response.usage = TranscriptDuration(seconds=transcript.duration)
@@ -178,13 +250,13 @@ def tokens(logprobs: Iterable[TokenLogprob]) -> list[TranscriptToken]:
     return [TranscriptToken(token=x.token, bytes=x.bytes, logprob=x.logprob) for x in logprobs]
 
 
-def languages(body: TranscriptionRequest, code: str) -> list[TranscriptLanguage] | UnsetType:
+def languages(body: TranscriptionForm, code: str) -> list[TranscriptLanguage] | UnsetType:
     """Return the language of a transcript if the request has a choice of them."""
     return [TranscriptLanguage(code=code)] if body.languages else UNSET
 
 
 async def chunks(
-    events: AsyncGenerator[TranscriptEvent, None], body: TranscriptionRequest
+    events: AsyncGenerator[TranscriptEvent, None], body: TranscriptionForm
 ) -> AsyncGenerator[TranscriptDelta | TranscriptDone, None]:
     """Yield OpenAI's events of a transcription: each segment, then the whole text."""
     async with aclosing(events):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar
 
@@ -263,6 +264,11 @@ def usage(used: Usage) -> TokenUsage:
             rejected_prediction_tokens=used.drafted - used.accepted,
         ),
     )
+
+
+def base64_text(data: bytes) -> str:
+    """Return bytes as base64."""
+    return b64encode(data).decode()
 
 
 def unless_none(value: T | None) -> T | UnsetType:

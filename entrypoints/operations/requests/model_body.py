@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ostro.core.messages.target import ModelTarget
+
+TARGET = ModelTarget.__struct_fields__
 
 
 class ModelBody(ModelTarget, kw_only=True):
@@ -22,3 +24,8 @@ class ModelBody(ModelTarget, kw_only=True):
     extensions: ClassVar[frozenset[str]] = frozenset(("adapter", "adapters"))
 
     user: str | None = None
+
+    @property
+    def target(self) -> dict[str, Any]:
+        """The fields that select the model and the adapters, for the request of an operation."""
+        return {name: getattr(self, name) for name in TARGET}

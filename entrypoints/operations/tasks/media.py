@@ -2,72 +2,50 @@
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import msgspec
-
-from ostro.core.errors import RequestError, Unsupported
 from ostro.core.messages.target import ModelTarget
 from ostro.core.tasks import ImageProgress, TokenLogprob
-from ostro.entrypoints.operations.requests.model_body import ModelBody
+from ostro.entrypoints.operations.requests.model_body import TARGET
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-SPEEDS = (0.25, 4.0)
-IMAGE_FORMATS = ("png", "jpeg", "webp")
-MAX_LEVEL = 100
-"""The highest and the default `output_compression`, the quality of jpeg and webp."""
-MAX_PREVIEWS = 50
-TRANSCRIPT_FORMATS = ("json", "verbose_json", "text", "srt", "vtt")
+MAX_QUALITY = 100
+"""The highest and the default quality of jpeg and webp."""
 
 
-class TranscriptionRequest(ModelBody, kw_only=True):
-    """The options of a transcription or a translation; the audio is passed beside them.
+class TranscriptionRequest(ModelTarget, kw_only=True):
+    """The options of a transcription; the audio is passed beside it. None: the model's default.
 
-    languages: those that detection chooses from. keywords: words that the audio may contain.
+    task: "translate" is a transcription in English. languages: those that detection chooses from.
+    keywords: words that the audio may contain. words: with the times of words. logprobs: with those
+    of the tokens.
     """
 
-    unsupported: ClassVar[Mapping[str, str]] = {
-        "known_speaker_names": "recognition of speakers; leave it out",
-        "known_speaker_references": "recognition of speakers; leave it out",
-    }
-
+    task: Literal["transcribe", "translate"] = "transcribe"
     language: str | None = None
-    languages: list[str] | None = None
-    keywords: list[str] | None = None
+    languages: Sequence[str] | None = None
+    keywords: Sequence[str] | None = None
     prompt: str | None = None
-    response_format: str = "json"
     temperature: float | None = None
-    stream: bool = False
-    include: list[Literal["logprobs"]] | None = None
-    timestamp_granularities: list[Literal["word", "segment"]] | None = None
-    chunking_strategy: str | dict[str, Any] | None = None
+    words: bool = False
+    logprobs: bool = False
 
 
-class VoiceId(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A voice, selected by its name as an id."""
+class SpeechRequest(ModelTarget, kw_only=True):
+    """A text to speak, and the format of the audio file. None: the model's default.
 
-    id: str
+    seed: the same seed gives the same speech. temperature, top_p: as for text. guidance: the scale
+    of classifier-free guidance. max_seconds: limit on the duration.
+    """
 
-
-class SpeechRequest(ModelBody, kw_only=True):
-    """A text to speak."""
-
-    extensions: ClassVar[frozenset[str]] = ModelBody.extensions | frozenset(
-        ("seed", "temperature", "top_p", "guidance", "max_seconds")
-    )
-
-    input: str
-    voice: str | VoiceId | None = None
-    instructions: str | None = None
-    response_format: str = "mp3"
-    speed: float = 1.0
-    stream_format: Literal["audio", "sse"] = "audio"
+    text: str
+    voice: str | None = None
+    format: str = "wav"
     seed: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -75,68 +53,36 @@ class SpeechRequest(ModelBody, kw_only=True):
     max_seconds: float | None = None
 
 
-class ImageRequest(ModelBody, kw_only=True):
-    """A request for images."""
+class ImageRequest(ModelTarget, kw_only=True):
+    """A request for images; the image to start from is passed beside it. None: the model's default.
 
-    accepted: ClassVar[Mapping[str, str]] = {"moderation": "the server does not moderate"}
-    echoed: ClassVar[Mapping[str, str]] = {
-        "background": "images are opaque",
-        "quality": "`steps` and `size` determine the quality",
-        "safety_identifier": "the server detects no abuse",
-        "user": "as `safety_identifier`",
-    }
-    extensions: ClassVar[frozenset[str]] = ModelBody.extensions | frozenset(
-        ("steps", "guidance", "seed", "progress")
-    )
-    unsupported: ClassVar[Mapping[str, str]] = {
-        "style": "a style besides the prompt; describe it in the prompt",
-        "complexity": "an effort of planning; use steps",
-        "frame_count": "output_format gif; use png, jpeg or webp",
-        "frame_duration_ms": "output_format gif; use png, jpeg or webp",
-        "svg": "output_format svg; use png, jpeg or webp",
-    }
+    width, height: in pixels. steps: of denoising. guidance: the scale of classifier-free guidance.
+    seed: of the first of `n` images, the others count up from it. strength: the share of the steps
+    that run on the image to start from, 0..1; 1 ignores it. previews: of each image, at most.
+    format, quality (0..100, without effect on png): of the files.
+    """
 
     prompt: str
     n: int | None = None
-    size: str | None = None
-    quality: Literal["auto", "low", "medium", "high", "xhigh", "max", "standard", "hd"] = "auto"
-    background: Literal["auto", "opaque", "transparent"] = "auto"
-    moderation: Literal["auto", "low"] = "auto"
-    response_format: Literal["b64_json", "url"] = "b64_json"
-    output_format: Literal["png", "jpeg", "webp", "gif", "svg"] = "png"
-    output_compression: int | None = None
-    stream: bool = False
-    partial_images: int = 0
-    safety_identifier: str | None = None
+    width: int | None = None
+    height: int | None = None
     steps: int | None = None
     guidance: float | None = None
     seed: int | None = None
-    progress: bool = False
-
-
-class ImageEditRequest(ImageRequest, kw_only=True):
-    """A request for images that begin as a given one; the image is passed beside it.
-
-    strength: the share of the denoising steps that run on the image, 0..1; 1 ignores the image.
-    """
-
-    extensions: ClassVar[frozenset[str]] = ImageRequest.extensions | {"strength"}
-    unsupported: ClassVar[Mapping[str, str]] = {
-        **ImageRequest.unsupported,
-        "mask": "inpainting; send the image alone",
-        "markup": "a drawing on the image; send the image alone",
-        "input_fidelity": "a level of fidelity; use strength",
-    }
-
     strength: float | None = None
+    previews: int = 0
+    format: Literal["png", "jpeg", "webp"] = "png"
+    quality: int = MAX_QUALITY
 
 
-class ImageVariationRequest(ModelBody, kw_only=True):
-    """A request for variations of an image."""
+def options_of(request: ModelTarget, *others: str) -> dict[str, Any]:
+    """Return the options of a pipeline: the stated fields of a request, but its target and others.
 
-    n: int | None = None
-    size: str | None = None
-    response_format: Literal["b64_json", "url"] = "b64_json"
+    others: names of fields.
+    """
+    names = [name for name in request.__struct_fields__ if name not in (*TARGET, *others)]
+    values = {name: getattr(request, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +103,7 @@ class Speech:
 class ImageEvent:
     """Progress of an image generation, with previews or, if `final`, the images.
 
-    images: encoded as in the request's `output_format`. sizes: (width, height) of each.
+    images: files in the request's format. sizes: (width, height) of each.
     prompt_tokens, image_tokens: of the prompt and the initial image. output_tokens: of each image.
     """
 
@@ -191,143 +137,6 @@ class TranscriptEvent:
     generations: list[str] | None = None
 
 
-def transcription_options(request: TranscriptionRequest, task: str) -> dict[str, Any]:
-    """The pipeline's options.
-
-    Raises RequestError for fields that do not go together, Unsupported for values without effect.
-    """
-    check_transcript_format(request)
-    if request.chunking_strategy not in (None, "auto"):
-        raise Unsupported(
-            "chunking_strategy: only auto is supported; the audio is cut into windows",
-            param="chunking_strategy",
-        )
-    if request.language and request.languages:
-        raise RequestError("give either language or languages", param="languages")
-    names = ("language", "languages", "keywords", "prompt", "temperature")
-    return {
-        "task": task,
-        "logprobs": bool(request.include),
-        "words": "word" in (request.timestamp_granularities or ()),
-        **stated(request, *names),
-    }
-
-
-def check_transcript_format(request: TranscriptionRequest) -> None:
-    """Raise RequestError or Unsupported for a format that the transcript cannot have."""
-    format = request.response_format
-    if format == "diarized_json":
-        raise Unsupported(
-            "response_format: diarized_json is not supported; use verbose_json",
-            param="response_format",
-        )
-    if format not in TRANSCRIPT_FORMATS:
-        raise RequestError(
-            f"unknown response_format {format!r:.40}; expected one of "
-            f"{', '.join(TRANSCRIPT_FORMATS)}",
-            param="response_format",
-        )
-    if request.stream and format not in ("json", "text"):
-        raise RequestError(
-            f"response_format: {format} cannot be streamed; use json", param="response_format"
-        )
-    if request.include and format != "json":
-        raise RequestError("include: logprobs requires response_format json", param="include")
-    if request.timestamp_granularities and format != "verbose_json":
-        raise RequestError(
-            "timestamp_granularities requires response_format verbose_json",
-            param="timestamp_granularities",
-        )
-
-
-def speech_options(request: SpeechRequest) -> dict[str, Any]:
-    """The pipeline's options.
-
-    Raises RequestError for values out of range, Unsupported for fields without effect.
-    """
-    slow, fast = SPEEDS
-    if not slow <= request.speed <= fast:
-        raise RequestError(f"speed={request.speed} is not within {slow:g}..{fast:g}", param="speed")
-    if request.speed != 1:
-        raise Unsupported("speed: only 1 is supported", param="speed")
-    if request.instructions:
-        raise Unsupported(
-            "instructions is not supported; the voice and the text determine the speech",
-            param="instructions",
-        )
-    voice = request.voice.id if isinstance(request.voice, VoiceId) else request.voice
-    names = ("seed", "temperature", "top_p", "guidance", "max_seconds")
-    return {"voice": voice, **{name: getattr(request, name) for name in names}}
-
-
-def image_options(request: ImageRequest) -> dict[str, Any]:
-    """The pipeline's options.
-
-    Raises RequestError for values out of range, Unsupported for values without effect.
-    """
-    check_image_format(request)
-    check_image_stream(request)
-    options = stated(request, "n", "steps", "guidance", "seed")
-    options["previews"] = request.partial_images
-    if isinstance(request, ImageEditRequest):
-        options |= stated(request, "strength")
-    if request.size not in (None, "auto"):
-        width, _, height = request.size.partition("x")
-        if not (width.isdigit() and height.isdigit() and len(request.size) < 12):
-            raise RequestError(
-                f"size={request.size!r:.40}: expected WIDTHxHEIGHT, such as 1024x1024",
-                param="size",
-            )
-        options |= {"width": int(width), "height": int(height)}
-    return options
-
-
-def check_image_format(request: ImageRequest) -> None:
-    """Raise RequestError or Unsupported for a format that the images cannot have."""
-    format, level = request.output_format, request.output_compression
-    if format not in IMAGE_FORMATS:
-        known = ", ".join(IMAGE_FORMATS)
-        raise Unsupported(
-            f"output_format: {format} is not supported; use {known}", param="output_format"
-        )
-    if request.background == "transparent":
-        raise Unsupported(
-            "background: transparent is not supported; use opaque or auto", param="background"
-        )
-    if level is not None and not 0 <= level <= MAX_LEVEL:
-        raise RequestError(
-            f"output_compression={level} is not within 0..{MAX_LEVEL}", param="output_compression"
-        )
-    if level is not None and format == "png":
-        raise RequestError(
-            "output_compression has no effect on png; use output_format jpeg or webp",
-            param="output_compression",
-        )
-
-
-def check_image_stream(request: ImageRequest) -> None:
-    """Raise RequestError for events without a stream, Unsupported for URLs in a stream."""
-    if not 0 <= request.partial_images <= MAX_PREVIEWS:
-        raise RequestError(
-            f"partial_images={request.partial_images} is not within 0..{MAX_PREVIEWS}",
-            param="partial_images",
-        )
-    for name in ("partial_images", "progress"):
-        if getattr(request, name) and not request.stream:
-            raise RequestError(f"{name} requires stream", param=name)
-    if request.stream and request.response_format == "url":
-        raise Unsupported(
-            "response_format: url is not supported with stream; use b64_json",
-            param="response_format",
-        )
-
-
-def stated(request: ModelTarget, *names: str) -> dict[str, Any]:
-    """The fields of a request that are not None."""
-    values: Mapping[str, Any] = {name: getattr(request, name) for name in names}
-    return {name: value for name, value in values.items() if value is not None}
-
-
 def image_event(model: str, step: ImageProgress, request: ImageRequest) -> ImageEvent:
     """The event of a pipeline's progress."""
     return ImageEvent(
@@ -346,13 +155,7 @@ def image_event(model: str, step: ImageProgress, request: ImageRequest) -> Image
 
 def encode_image(image: Image, request: ImageRequest) -> bytes:
     """The file of a PIL image, in the format and quality of a request."""
-    level = MAX_LEVEL if request.output_compression is None else request.output_compression
-    options = {} if request.output_format == "png" else {"quality": level}
+    options = {} if request.format == "png" else {"quality": request.quality}
     file = BytesIO()
-    image.save(file, format=request.output_format.upper(), **options)
+    image.save(file, format=request.format.upper(), **options)
     return file.getvalue()
-
-
-def base64_text(data: bytes) -> str:
-    """Bytes as base64."""
-    return base64.b64encode(data).decode()

@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from ostro.http import ModelBody
 
-TARGET = ("model", "adapters", "adapter")
-"""Fields that select the model."""
 
-
-class RankingBody(ModelBody, kw_only=True):
-    """The base of requests."""
-
-    @property
-    def target(self) -> dict[str, Any]:
-        """The fields that select the model."""
-        return {name: getattr(self, name) for name in TARGET}
-
-
-class RerankBody(RankingBody, kw_only=True):
+class RerankBody(ModelBody, kw_only=True):
     """Documents to rank by relevance to a query: texts, or objects with the field `text`.
 
     `return_documents` adds the documents to the response.
@@ -35,7 +23,7 @@ class RerankBody(RankingBody, kw_only=True):
     return_documents: bool = True
 
 
-class CohereRerankBody(RankingBody, kw_only=True):
+class CohereRerankBody(ModelBody, kw_only=True):
     """Documents to rank by relevance to a query; longer documents are truncated."""
 
     unsupported: ClassVar[Mapping[str, str]] = {
@@ -49,7 +37,7 @@ class CohereRerankBody(RankingBody, kw_only=True):
     max_tokens_per_doc: int = 4096
 
 
-class ScoreBody(RankingBody, kw_only=True):
+class ScoreBody(ModelBody, kw_only=True):
     """Texts to score in pairs: one of `text_1` with each of `text_2`, or each with its own.
 
     `queries` and `documents` are other names of the two fields.
@@ -61,7 +49,7 @@ class ScoreBody(RankingBody, kw_only=True):
     documents: str | list[str] | None = None
 
 
-class PoolingBody(RankingBody, kw_only=True):
+class PoolingBody(ModelBody, kw_only=True):
     """Texts or token ids to embed, or texts to classify, according to `task`.
 
     `prompt` names a prompt in the model's config.

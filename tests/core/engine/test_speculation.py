@@ -374,7 +374,7 @@ class Empty:
 
 
 def test_a_class_without_proposals_is_refused() -> None:
-    with pytest.raises(TypeError, match="abstract class Empty .*propose"):
+    with pytest.raises(TypeError, match=r"abstract class Empty .*propose"):
         complete(Empty)(1, 8)
 
 

@@ -29,6 +29,7 @@ from ostro.entrypoints.api.openai.constraints import (
     ResponseFormat,
     StructuredOutputs,
 )
+from ostro.entrypoints.api.openai.image_bodies import ImageBody
 from ostro.entrypoints.api.openai.messages import ContentPart, FilePart, FunctionCall, Message
 from ostro.entrypoints.api.openai.models import ModelListRequest
 from ostro.entrypoints.api.openai.responses import items
@@ -51,7 +52,7 @@ from ostro.entrypoints.api.openai.responses.request import (
     TextOptions,
 )
 from ostro.entrypoints.api.openai.responses.routes import RetrieveRequest
-from ostro.entrypoints.api.openai.speech import VoicesRequest
+from ostro.entrypoints.api.openai.speech import SpeechBody, VoiceId, VoicesRequest
 from ostro.entrypoints.api.openai.stored_chats import MessageListRequest
 from ostro.entrypoints.api.server.adapters import LoadRequest, UnloadRequest
 from ostro.entrypoints.api.server.models import (
@@ -65,11 +66,9 @@ from ostro.entrypoints.operations.documents.files import ExpiresAfter, FileListR
 from ostro.entrypoints.operations.documents.uploads import CompleteUploadRequest, UploadRequest
 from ostro.entrypoints.operations.requests.decoding import decode
 from ostro.entrypoints.operations.tasks.media import (
-    ImageEditRequest,
-    ImageVariationRequest,
+    ImageRequest,
     SpeechRequest,
     TranscriptionRequest,
-    VoiceId,
 )
 from ostro.entrypoints.operations.tasks.tokens import DetokenizeRequest, TokenizeRequest
 from ostro.entrypoints.operations.tasks.vectors import (
@@ -90,9 +89,10 @@ REQUESTS: dict[type[msgspec.Struct], dict[str, Any]] = {
     PoolRequest: {"input": "hi"},
     TokenizeRequest: {"text": "hi"},
     DetokenizeRequest: {"tokens": [1]},
-    ImageEditRequest: {"prompt": "hi"},
-    ImageVariationRequest: {},
-    SpeechRequest: {"input": "hi"},
+    ImageBody: {"prompt": "hi"},
+    ImageRequest: {"prompt": "hi"},
+    SpeechBody: {"input": "hi"},
+    SpeechRequest: {"text": "hi"},
     TranscriptionRequest: {},
     VoicesRequest: {},
     ConversationRequest: {},
@@ -176,7 +176,8 @@ def request_types() -> set[type[msgspec.Struct]]:
 
 
 def test_every_type_of_a_route_is_listed_here() -> None:
-    assert request_types() | {ChatBody, CompletionBody} == REQUESTS.keys()
+    bodies = {ChatBody, CompletionBody, ImageBody, SpeechBody}
+    assert request_types() | bodies == REQUESTS.keys()
 
 
 def test_every_type_inside_of_a_request_is_listed_here() -> None:

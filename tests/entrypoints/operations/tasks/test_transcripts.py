@@ -58,7 +58,7 @@ def operations_of(texts: Sequence[str]) -> Operations:
 def test_the_pieces_of_a_transcript_are_its_text(texts: list[str], pieces: list[str]) -> None:
     async def main() -> list[Any]:
         request = TranscriptionRequest()
-        events = await operations_of(texts).transcript_events(request, b"", "transcribe")
+        events = await operations_of(texts).transcript_events(request, b"")
         return [event async for event in events]
 
     *parts, final = asyncio.run(main())

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from typing import Any
 
 import pytest
-from starlette.datastructures import FormData
+from starlette.datastructures import FormData, UploadFile
 from tiny.adapter_routes import CHAT, COMPLETE, GENERATION, LOAD, last, load, refused
 
 from ostro.core.errors import OstroError, RequestError
 from ostro.core.messages.commands import AdapterInfo
 from ostro.core.messages.requests import AdapterRef
 from ostro.core.messages.target import ModelTarget
+from ostro.entrypoints.api.openai.transcriptions import TranscriptionForm
 from ostro.entrypoints.http.forms import parse_form
 from ostro.entrypoints.operations.models.adapters import adapter_refs
-from ostro.entrypoints.operations.tasks.media import TranscriptionRequest
 
 
 @pytest.mark.parametrize(
@@ -172,8 +173,10 @@ def test_the_engine_resolves_unknown_names(server: Any) -> None:
 
 
 def test_forms_name_adapters() -> None:
+    file = UploadFile(BytesIO(b""))
+
     def wanted(**fields: str) -> list[tuple[str, float]]:
-        request = parse_form(FormData(fields), TranscriptionRequest)
+        request = parse_form(FormData({**fields, "file": file}), TranscriptionForm)
         return [(ref.name, ref.scale) for ref in adapter_refs(request)]
 
     assert wanted() == []
