@@ -266,7 +266,20 @@ CORE: Mapping[str, Mapping[str, Change]] = {
             "if sequence is previous and False:",
         ),
     },
+    "core/routes.py": {
+        "file-stays-open": ("with self.file:", "if self.file:"),
+    },
+    "core/engine/jobs.py": {
+        "jobs-have-no-priority": (
+            "min(self.jobs, key=lambda job: job.priority)",
+            "self.jobs[0]",
+        ),
+    },
     "core/engine/pooling.py": {
+        "inputs-have-no-priority": (
+            "if last > request.priority:",
+            "if last > request.priority and False:",
+        ),
         "long-input-never-runs": (
             "if differs or (batch and rows + self.size(entry) > self.max_rows):",
             "if differs or rows + self.size(entry) > self.max_rows:",
@@ -1399,6 +1412,10 @@ ENTRYPOINTS: Mapping[str, Mapping[str, Change]] = {
         ),
     },
     "entrypoints/http/handlers.py": {
+        "route-does-not-limit-forms": (
+            "read_form(request, MAX_FILES, body.max_bytes)",
+            "read_form(request, MAX_FILES)",
+        ),
         "work-of-a-client-that-left-goes-on": (
             "if route.is_cancelled_on_disconnect:",
             "if not route.is_cancelled_on_disconnect:",
@@ -1425,6 +1442,10 @@ ENTRYPOINTS: Mapping[str, Mapping[str, Change]] = {
         ),
     },
     "entrypoints/operations/executor.py": {
+        "form-is-a-request-of-a-batch": (
+            "and not route.header and not route.is_form)",
+            "and not route.header)",
+        ),
         "background-has-priority": (
             "caller, key = low(named[0]), named[1]",
             "caller, key = named",
@@ -1447,6 +1468,30 @@ ENTRYPOINTS: Mapping[str, Mapping[str, Change]] = {
             'b"" if tag is None else',
             'b"" if tag else',
         ),
+    },
+    "entrypoints/api/openai/images.py": {
+        "batch-makes-urls": ('if base_url() == "/":', 'if base_url() == "":'),
+    },
+    "entrypoints/api/openai/image_bodies.py": {
+        "strength-is-lost": (
+            "request.strength = self.strength",
+            "request.strength = None",
+        ),
+    },
+    "entrypoints/api/openai/transcriptions.py": {
+        "words-have-no-times": (
+            'words="word" in (self.timestamp_granularities or ()),',
+            "words=False,",
+        ),
+    },
+    "entrypoints/http/fields.py": {
+        "texts-of-forms-are-not-checked": (
+            "check_text(msgspec.json.encode(given))",
+            "msgspec.json.encode(given)",
+        ),
+    },
+    "entrypoints/http/forms.py": {
+        "first-of-several-files-is-taken": ("elif len(uploads) == 1:", "elif uploads:"),
     },
     "entrypoints/http/body.py": {
         "browser-may-send-any-type": (
@@ -1487,6 +1532,10 @@ ENTRYPOINTS: Mapping[str, Mapping[str, Change]] = {
         ),
     },
     "entrypoints/operations/access/admission.py": {
+        "jobs-lose-their-priority": (
+            "return replace(request, priority=priority)",
+            "return request",
+        ),
         "ended-request-still-counts": (
             "        found.quota.leave()",
             "        found.quota",
@@ -1497,6 +1546,7 @@ ENTRYPOINTS: Mapping[str, Mapping[str, Change]] = {
         ),
     },
     "entrypoints/operations/documents/batch_lines.py": {
+        "results-are-read-without-a-limit": ("max_bytes=PAGE_BYTES,", "max_bytes=None,"),
         "background-is-accepted-in-a-batch": (
             'for name in ("stream", "background"):',
             'for name in ("stream",):',
@@ -1579,6 +1629,9 @@ ENTRYPOINTS: Mapping[str, Mapping[str, Change]] = {
             "self.seconds[name] += elapsed - self.nested",
             "self.seconds[name] += elapsed",
         ),
+    },
+    "entrypoints/http/workers/forwarding.py": {
+        "form-is-not-forwarded": ("if route.is_form:", "if not route:"),
     },
     "entrypoints/http/workers/connection.py": {
         "change-is-not-published": (

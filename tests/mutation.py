@@ -83,7 +83,16 @@ OTHERS: Mapping[str, Sequence[str]] = {
         "tests/entrypoints/test_same_request.py",
         "tests/plugins/pipelines/test_text.py",
     ],
+    "core/routes.py": ["tests/entrypoints/http/test_forms.py"],
+    "entrypoints/api/openai/image_bodies.py": ["tests/plugins/pipelines/test_image.py"],
+    "entrypoints/api/openai/images.py": ["tests/plugins/pipelines/test_image.py"],
+    "entrypoints/api/openai/transcriptions.py": [
+        "tests/entrypoints/api/openai/test_audio.py",
+        "tests/plugins/pipelines/transcription",
+    ],
+    "entrypoints/http/fields.py": ["tests/entrypoints/http/test_forms.py"],
     "entrypoints/http/handlers.py": [
+        "tests/entrypoints/http/test_forms.py",
         "tests/entrypoints/http/test_disconnect.py",
         "tests/entrypoints/http/test_server.py",
     ],

@@ -52,10 +52,8 @@ from ostro.entrypoints.api.openai.responses.response import (
     Response,
     usage_of,
 )
+from ostro.entrypoints.api.openai.types import finite
 from ostro.entrypoints.operations.tasks.text import Generation
-
-MIN_LOGPROB = -9999.0
-"""Replaces minus infinity, which JSON cannot represent."""
 
 
 class OpenText:
@@ -243,9 +241,7 @@ class ResponseBuilder:
 
     def alternative(self, token: int, logprob: float) -> AlternativeToken:
         piece = self.token_bytes(token)
-        return AlternativeToken(
-            token=token_name(piece), logprob=max(logprob, MIN_LOGPROB), bytes=list(piece)
-        )
+        return AlternativeToken(token=token_name(piece), logprob=finite(logprob), bytes=list(piece))
 
 
 def delta_tokens(tokens: Sequence[SampledToken]) -> list[DeltaToken]:
