@@ -1,11 +1,10 @@
-"""What a request knows of its server: the operations, the documents and the caller."""
+"""What a request knows of its server: the operations and the caller."""
 
 from __future__ import annotations
 
 from starlette.requests import HTTPConnection
 
 from ostro.entrypoints.operations.access.caller import ANYONE, Caller
-from ostro.entrypoints.operations.documents.documents import Documents
 from ostro.entrypoints.operations.operations import Operations
 
 
@@ -13,11 +12,6 @@ def operations_of(connection: HTTPConnection) -> Operations:
     """Return the operations of the server."""
     operations: Operations = connection.app.state.operations
     return operations
-
-
-def documents_of(connection: HTTPConnection) -> Documents:
-    """Return the stored documents of the server."""
-    return operations_of(connection).documents
 
 
 def caller_of(connection: HTTPConnection) -> Caller:

@@ -104,9 +104,9 @@ async def read_body(request: Request, route: Route) -> bytes | bytearray:
     if not has_body(route):
         return b""
     body = route.body or RequestBody()
-    limit = min(MAX_BYTES, max_bytes(operations_of(request).service, body))
     if route.is_form:
-        return await read_in_time(request, limit)
+        return await read_in_time(request, min(MAX_BYTES, body.max_bytes or MAX_BYTES))
+    limit = min(MAX_BYTES, max_bytes(operations_of(request).service, body))
     return await read_data(request, limit, body.any_type)
 
 

@@ -256,11 +256,11 @@ def test_a_response_in_parts_is_joined() -> None:
 
 def test_a_form_is_forwarded_as_it_is(worker: Running, single: Running, main: Server) -> None:
     headers = {"x-api-key": "boss"}
-    form = worker.http.build_request("POST", "/form", files={"file": ("a", b"abc")})
+    form = worker.http.build_request("POST", "/form", files={"file": ("a", bytes(2 << 20))})
     headers |= {"content-type": form.headers["content-type"]}
     response = worker.http.post("/form", content=form.read(), headers=headers)
     assert (response.status_code, response.text) == (202, "server"), response.text
     assert main.requests[-1].body == form.read()
     assert (b"content-type", headers["content-type"].encode()) in main.requests[-1].headers
     handled = single.http.post("/form", content=form.read(), headers=headers)
-    assert handled.json() == ["a", 3]
+    assert handled.json() == ["a", 2 << 20]
