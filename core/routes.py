@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from ostro.core.errors import PluginError
 from ostro.core.records import Record
@@ -27,30 +26,6 @@ RouteEndpoint = Callable[..., Any] | Path
 
 FORM = "multipart/form-data"
 """`media_type` of the types of requests that are forms."""
-FILE_CHUNK = 1 << 20
-"""Bytes of an uploaded file that are read at a time."""
-
-
-class UploadedFile:
-    """A file in a form. It is open until the handler returns.
-
-    filename  as the client states it, "" without one
-    size      in bytes
-    file      the content, of which nothing is read yet
-    """
-
-    def __init__(self, filename: str, size: int, file: BinaryIO) -> None:
-        self.filename, self.size, self.file = filename, size, file
-
-    async def read(self) -> bytes:
-        """Return the content, and close the file: a large one needs no disk any more."""
-        with self.file:
-            return await asyncio.to_thread(self.file.read)
-
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the content in parts of at most `FILE_CHUNK` bytes."""
-        while data := await asyncio.to_thread(self.file.read, FILE_CHUNK):
-            yield data
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -266,7 +266,7 @@ CORE: Mapping[str, Mapping[str, Change]] = {
             "if sequence is previous and False:",
         ),
     },
-    "core/routes.py": {
+    "core/uploaded_file.py": {
         "file-stays-open": ("with self.file:", "if self.file:"),
     },
     "core/engine/jobs.py": {
@@ -1632,6 +1632,10 @@ ENTRYPOINTS: Mapping[str, Mapping[str, Change]] = {
     },
     "entrypoints/http/workers/forwarding.py": {
         "form-is-not-forwarded": ("if route.is_form:", "if not route:"),
+        "forwarded-request-has-no-address": (
+            "BASE_URL.set(record.base_url)",
+            "BASE_URL.set(None)",
+        ),
     },
     "entrypoints/http/workers/connection.py": {
         "change-is-not-published": (

@@ -83,7 +83,7 @@ OTHERS: Mapping[str, Sequence[str]] = {
         "tests/entrypoints/test_same_request.py",
         "tests/plugins/pipelines/test_text.py",
     ],
-    "core/routes.py": ["tests/entrypoints/http/test_forms.py"],
+    "core/uploaded_file.py": ["tests/entrypoints/http/test_forms.py"],
     "entrypoints/api/openai/image_bodies.py": ["tests/plugins/pipelines/test_image.py"],
     "entrypoints/api/openai/images.py": ["tests/plugins/pipelines/test_image.py"],
     "entrypoints/api/openai/transcriptions.py": [

@@ -10,7 +10,7 @@ from starlette.datastructures import FormData, UploadFile
 
 from ostro.core.errors import RequestError, Unsupported
 from ostro.core.pipeline import check_fields
-from ostro.core.routes import UploadedFile
+from ostro.core.uploaded_file import UploadedFile
 from ostro.entrypoints.http.fields import is_list, parse_fields, split_name
 
 MAX_FILES = 16

@@ -13,7 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import ostro
-from ostro.core.routes import Route, UploadedFile
+from ostro.core.routes import Route
+from ostro.core.uploaded_file import UploadedFile
 from ostro.entrypoints.http.errors import respond
 from ostro.entrypoints.http.handlers import WITH_QUERY
 from ostro.entrypoints.operations.requests.errors import ErrorBody

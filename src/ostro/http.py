@@ -11,7 +11,8 @@ themselves, have an endpoint of Starlette in its place (`read_form`, `read_reque
 
 from __future__ import annotations
 
-from ostro.core.routes import FORM, Content, EventFormat, Handler, RequestBody, UploadedFile
+from ostro.core.routes import FORM, Content, EventFormat, Handler, RequestBody
+from ostro.core.uploaded_file import UploadedFile
 from ostro.entrypoints.api.openai.bodies import ChatBody, CompletionBody, read_logprobs
 from ostro.entrypoints.api.openai.tools import read_tools
 from ostro.entrypoints.http.asgi import Application

@@ -138,7 +138,8 @@ LIGHT = {
     "manager = PluginManager(); manager.load()\n"
     "assert manager.architecture_for(['LlamaForCausalLM']).name == 'llama'",
     "help": "from ostro.entrypoints.cli import main\n"
-    "try: main(['--help'])\nexcept SystemExit as done: assert done.code == 0",
+    "try: main(['--help'])\nexcept SystemExit as done: assert done.code == 0\n"
+    "import sys; assert 'asyncio' not in sys.modules",
     "ostro plugins": "from ostro.entrypoints.cli import main\nassert main(['plugins']) == 0",
     "ostro models": "from ostro.entrypoints.cli import main\nassert main(['models']) == 0",
     "ostro list": "from ostro.entrypoints.cli import main\nassert main(['list']) == 0",

@@ -9,7 +9,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ostro.core.pipeline import parse_request
-from ostro.core.routes import FORM, Content, RequestBody, Route, UploadedFile
+from ostro.core.routes import FORM, Content, RequestBody, Route
+from ostro.core.uploaded_file import UploadedFile
 from ostro.entrypoints.api.openai.pages import MAX_JSON, ListPage, make_page
 from ostro.entrypoints.operations.access.caller import Caller
 from ostro.entrypoints.operations.documents.files import (

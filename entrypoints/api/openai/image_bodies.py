@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from ostro.core.errors import RequestError, Unsupported
-from ostro.core.routes import FORM, UploadedFile
+from ostro.core.routes import FORM
+from ostro.core.uploaded_file import UploadedFile
 from ostro.entrypoints.operations.requests.model_body import ModelBody
 from ostro.entrypoints.operations.tasks.media import MAX_QUALITY, ImageRequest
 

@@ -12,7 +12,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ostro.core.errors import RequestError, Unsupported
-from ostro.core.routes import Route, UploadedFile
+from ostro.core.routes import Route
+from ostro.core.uploaded_file import UploadedFile
 from ostro.entrypoints.api.openai.image_bodies import (
     Format,
     ImageBody,
@@ -219,16 +220,16 @@ async def chunks(
     """Yield the events of a request: one for each preview and image."""
     previews = 0
     async with aclosing(events):
-        async for each in events:
-            if not each.images:
+        async for event in events:
+            if not event.images:
                 if body.progress:
-                    yield progress_event(each, body)
-            elif each.final:
-                for index in range(len(each.images)):
-                    yield completed_event(each, index, body)
+                    yield progress_event(event, body)
+            elif event.final:
+                for index in range(len(event.images)):
+                    yield completed_event(event, index, body)
             else:
-                for index in range(len(each.images)):
-                    yield partial_event(each, index, body, previews)
+                for index in range(len(event.images)):
+                    yield partial_event(event, index, body, previews)
                 previews += 1
 
 

@@ -10,8 +10,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ostro.core.errors import RequestError, Unsupported
-from ostro.core.routes import FORM, Content, Route, UploadedFile
+from ostro.core.routes import FORM, Content, Route
 from ostro.core.tasks import TokenLogprob, Transcript
+from ostro.core.uploaded_file import UploadedFile
 from ostro.entrypoints.api.openai.types import adapter_headers, unless_none
 from ostro.entrypoints.operations.access.caller import Caller
 from ostro.entrypoints.operations.operations import Operations
@@ -260,17 +261,17 @@ async def chunks(
 ) -> AsyncGenerator[TranscriptDelta | TranscriptDone, None]:
     """Yield OpenAI's events of a transcription: each segment, then the whole text."""
     async with aclosing(events):
-        async for each in events:
-            logprobs = tokens(each.logprobs) if body.include else UNSET
-            if not each.final:
-                yield TranscriptDelta(delta=each.text, logprobs=logprobs)
+        async for event in events:
+            logprobs = tokens(event.logprobs) if body.include else UNSET
+            if not event.final:
+                yield TranscriptDelta(delta=event.text, logprobs=logprobs)
                 continue
             yield TranscriptDone(
-                text=each.text,
-                usage=usage_of(each),
+                text=event.text,
+                usage=usage_of(event),
                 logprobs=logprobs,
-                languages=languages(body, each.language),
-                adapter_generations=unless_none(each.generations),
+                languages=languages(body, event.language),
+                adapter_generations=unless_none(event.generations),
             )
 
 

@@ -12,8 +12,6 @@ from ostro.errors import RequestError
 from ostro.http import ChatBody, ModelBody, TokenizeRequest, Tokens
 from ostro.pipelines import ChatRequest, parse_request
 
-TARGET = ("model", "adapters", "adapter")
-"""Fields that select the model."""
 CHAT = (
     "messages",
     "tools",
@@ -108,13 +106,13 @@ def text_of(body: TokenizeBody) -> TokenizeRequest:
         text=body.prompt or body.content or "",
         add_special_tokens=next((each for each in wanted if each is not None), vllm),
         parse_special=body.parse_special is not False,
-        **{name: getattr(body, name) for name in TARGET},
+        **body.target,
     )
 
 
 def chat_of(body: TokenizeBody) -> ChatRequest:
     """Return a conversation for the operation. Raises RequestError for malformed messages."""
-    fields = {name: msgspec.to_builtins(getattr(body, name)) for name in (*TARGET, *CHAT)}
+    fields = {name: msgspec.to_builtins(getattr(body, name)) for name in (*body.target, *CHAT)}
     return parse_request(fields, ChatBody).to_request()
 
 

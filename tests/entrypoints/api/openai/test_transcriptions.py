@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ostro.core.errors import RequestError, Unsupported
-from ostro.core.routes import UploadedFile
+from ostro.core.uploaded_file import UploadedFile
 from ostro.entrypoints.api.openai.transcriptions import TranscriptionForm
 from ostro.entrypoints.operations.tasks.media import TranscriptionRequest
 

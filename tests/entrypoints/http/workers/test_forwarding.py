@@ -17,13 +17,17 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from ostro import hookimpl
-from ostro.core.routes import FORM, Route, UploadedFile
+from ostro.core.routes import FORM, Route
+from ostro.core.uploaded_file import UploadedFile
 from ostro.entrypoints.http import body as bodies
 from ostro.entrypoints.http import budget
 from ostro.entrypoints.http.budget import COUNT_BYTES, SMALL
 from ostro.entrypoints.http.workers import forwarding
-from ostro.entrypoints.http.workers.forwarding import Forwarding, run
+from ostro.entrypoints.http.workers.forwarding import ForwardHandler, Forwarding, run
 from ostro.entrypoints.http.workers.messages import Forward, Forwarded
+from ostro.entrypoints.operations.access.admission import Claim
+from ostro.entrypoints.operations.access.caller import Caller
+from ostro.entrypoints.operations.requests.request_context import base_url
 
 HEADERS = {"x-api-key": "boss", "content-type": "application/json"}
 LOAD, UPLOAD = "POST /v1/load_lora_adapter", "PUT /upload"
@@ -63,7 +67,7 @@ class Plugin:
             return PlainTextResponse(f"{len(data)} members")
 
         async def store(operations: object, caller: object, form: Form) -> list[object]:
-            return [form.file.filename, form.file.size]
+            return [form.file.filename, form.file.size, base_url()]
 
         return [
             Route(name=UPLOAD, endpoint=read, scope="admin"),
@@ -263,4 +267,8 @@ def test_a_form_is_forwarded_as_it_is(worker: Running, single: Running, main: Se
     assert main.requests[-1].body == form.read()
     assert (b"content-type", headers["content-type"].encode()) in main.requests[-1].headers
     handled = single.http.post("/form", content=form.read(), headers=headers)
-    assert handled.json() == ["a", 2 << 20]
+    assert handled.json() == ["a", 2 << 20, f"{single.url}/"]
+    boss = Caller(scopes=frozenset(("admin",)))
+    handler = ForwardHandler(single.app, lambda key: Claim(boss))
+    forwarded = asyncio.run(handler.handle(main.requests[-1]))
+    assert msgspec.json.decode(forwarded.body) == ["a", 2 << 20, f"{worker.url}/"]
