@@ -66,8 +66,6 @@ class TranscriptionForm(ModelBody, kw_only=True):
                 "chunking_strategy: only auto is supported; the audio is cut into windows",
                 param="chunking_strategy",
             )
-        if self.language and self.languages:
-            raise RequestError("give either language or languages", param="languages")
         return TranscriptionRequest(
             task=task,
             language=self.language,

@@ -151,6 +151,8 @@ class Images:
 
     def prepare(self, prompt: str, drawing: Drawing, image: Any) -> tuple[JobRequest, ImageUsage]:
         drawing.check()
+        if drawing.strength is not None and image is None:
+            raise RequestError("strength requires an image to start from", param="strength")
         if not prompt.strip():
             raise RequestError("the prompt is empty", param="prompt")
         if len(prompt) > MAX_PROMPT:

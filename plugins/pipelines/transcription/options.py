@@ -56,6 +56,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             options = msgspec.convert(values, cls)
         except msgspec.ValidationError as error:
             raise RequestError(f"transcription: {error}") from None
+        if options.language and options.languages:
+            raise RequestError("give either language or languages", param="languages")
         if not options.temperatures or not all(0 <= t <= 2 for t in options.temperatures):
             raise RequestError("a temperature is not within 0..2", param="temperature")
         return options

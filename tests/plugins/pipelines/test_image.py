@@ -116,6 +116,7 @@ def test_a_picture_to_start_from(model: LocalModel, expected: list[np.ndarray]) 
         ({"seed": -1}, "seed=-1"),
         ({"colour": "red"}, "unknown option colour"),
         ({"width": 100_000}, "width"),
+        ({"strength": 0.5}, "strength requires an image"),
     ],
 )
 def test_a_rejected_request_leaves_the_next_working(

@@ -42,7 +42,6 @@ def test_a_form_is_a_request_of_the_operation() -> None:
 @pytest.mark.parametrize(
     ("fields", "error", "param"),
     [
-        ({"language": "en", "languages": ["en"]}, RequestError, "languages"),
         ({"chunking_strategy": {"type": "server_vad"}}, Unsupported, "chunking_strategy"),
         ({"response_format": "diarized_json"}, Unsupported, "response_format"),
         ({"response_format": "xml"}, RequestError, "response_format"),

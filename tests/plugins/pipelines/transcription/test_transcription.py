@@ -268,6 +268,7 @@ def test_a_file_says_what_its_samples_say(tiny: LocalModel, tmp_path: Path) -> N
         ({"temperature": 3.0}, "temperature"),
         ({"temperature": "hot"}, "temperatures"),
         ({"langauge": "en"}, "nearest: language"),
+        ({"language": "en", "languages": ["en", "de"]}, "either language or languages"),
     ],
     ids=str,
 )
