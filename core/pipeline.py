@@ -178,36 +178,52 @@ class ServedModel:
 R = TypeVar("R", bound=msgspec.Struct)
 
 
-def parse_request(body: Mapping[str, Any], kind: type[R], *, strict: bool = True) -> R:
+def parse_request(
+    body: Mapping[str, Any],
+    kind: type[R],
+    *,
+    strict: bool = True,
+    ignore: Callable[[str], bool] | None = None,
+) -> R:
     """Convert parsed JSON to a request. A field that is null counts as absent.
 
-    Unless `strict`, a text is accepted for a number or a boolean, as in a form. Raises
-    RequestError for an unknown or mistyped field, and Unsupported as `check_fields`.
+    Unless `strict`, a text is accepted for a number or a boolean, as in a form. ignore: as in
+    `check_fields`. Raises RequestError for an unknown or mistyped field, and Unsupported as
+    `check_fields`.
     """
     given = {name: value for name, value in body.items() if value is not None}
-    check_fields(given, kind)
+    check_fields(given, kind, ignore)
+    if ignore is not None:
+        given = {name: given[name] for name in given if name in kind.__struct_encode_fields__}
     try:
         return msgspec.convert(given, kind, strict=strict)
     except msgspec.ValidationError as error:
         raise mistyped(error) from None
 
 
-def check_fields(names: Iterable[str], kind: type[msgspec.Struct]) -> None:
+def check_fields(
+    names: Iterable[str],
+    kind: type[msgspec.Struct],
+    ignore: Callable[[str], bool] | None = None,
+    path: str = "",
+) -> None:
     """Raise RequestError for names of unknown fields, so that misspelled ones are not ignored.
 
     `kind` may have `unsupported`: a description, and a hint after "; ", by name. Raises Unsupported
-    for these fields.
+    for these fields. ignore: returns whether an unknown field, by its path, is no error. path: that
+    of the object in the request, "" for the request itself.
     """
     known = kind.__struct_encode_fields__
     unsupported: Mapping[str, str] = getattr(kind, "unsupported", {})
     for name in names:
+        place = f"{path}.{name[:80]}".lstrip(".")
         if name in unsupported:
             what, semicolon, hint = unsupported[name].partition(";")
-            message = f"{name}: {what} is not supported{semicolon}{hint}"
-            raise Unsupported(message, param=name)
-        if name not in known:
+            message = f"{place}: {what} is not supported{semicolon}{hint}"
+            raise Unsupported(message, param=place)
+        if name not in known and not (ignore is not None and ignore(place)):
             near = nearest(name, known, n=1)
-            raise RequestError(f"unknown field {name[:80]!r}{near}", param=name[:80])
+            raise RequestError(f"unknown field {place!r}{near}", param=place)
 
 
 def mistyped(error: msgspec.ValidationError, parent: str = "") -> RequestError:

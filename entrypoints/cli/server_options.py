@@ -146,6 +146,14 @@ def add_server_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGro
         help=Advanced("web origin whose pages may call the server, such as https://app.example"),
     )
     add(
+        "--strict-fields",
+        action="store_true",
+        help=Advanced(
+            "refuse requests with unknown fields, which are ignored otherwise, with a line in the "
+            "log and the header x-ostro-ignored"
+        ),
+    )
+    add(
         "--drain-timeout",
         type=float,
         default=30.0,

@@ -120,6 +120,7 @@ def make_app(
         service,
         Admin.of(adapter_root, ring),
         Admin.of(options.model_root, ring, "--model-root"),
+        strict_fields=options.strict_fields,
     )
     routes = built_in_routes()
     routes += plugin_routes(plugins, server=operations, engine=service.engine)

@@ -11,6 +11,7 @@ import msgspec
 
 from ostro.core.errors import RequestError
 from ostro.core.pipeline import parse_request
+from ostro.entrypoints.operations.requests.ignored import ignore
 from ostro.entrypoints.operations.requests.json_scanner import check_text
 
 MEMBER = re.compile(r"(\w+)\[([^\[\]]*)\]")
@@ -55,7 +56,7 @@ def parse_fields(
         check_text(msgspec.json.encode(given))
     except UnicodeEncodeError:
         raise RequestError("a text is not valid Unicode") from None
-    return parse_request({**given, **files}, kind, strict=False)
+    return parse_request({**given, **files}, kind, strict=False, ignore=ignore)
 
 
 def split_name(full: str) -> tuple[str, str | None]:

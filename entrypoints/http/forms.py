@@ -12,6 +12,7 @@ from ostro.core.errors import RequestError, Unsupported
 from ostro.core.pipeline import check_fields
 from ostro.core.uploaded_file import UploadedFile
 from ostro.entrypoints.http.fields import is_list, parse_fields, split_name
+from ostro.entrypoints.operations.requests.ignored import ignore
 
 MAX_FILES = 16
 """Limit on the files of a form."""
@@ -75,6 +76,7 @@ def texts_of(
         elif isinstance(value, str):
             raise RequestError(f"{name}: expected a file, got text", param=name)
         elif name not in files:
-            check_fields([name], kind)
-            raise RequestError(f"{name}: expected text, got a file", param=name)
+            check_fields([name], kind, ignore)
+            if name in kind.__struct_encode_fields__:
+                raise RequestError(f"{name}: expected text, got a file", param=name)
     return texts

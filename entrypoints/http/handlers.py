@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, cast
@@ -23,6 +23,7 @@ from ostro.entrypoints.http.stream import EventStream, guarded_parts, unless_dis
 from ostro.entrypoints.operations.requests.errors import error_content_of, in_form
 from ostro.entrypoints.operations.requests.event_formats import OPENAI_EVENTS
 from ostro.entrypoints.operations.requests.handler import call
+from ostro.entrypoints.operations.requests.ignored import HEADER, ignoring
 
 WITH_QUERY = ("GET", "DELETE")
 """Methods whose request is the query string."""
@@ -38,8 +39,8 @@ def endpoint_of(route: Route, place: str = "") -> Endpoint:
     place = place or f"the route {route.name!r}"
 
     async def endpoint(request: Request) -> Response:
-        with task_errors(place):
-            operations = operations_of(request)
+        operations = operations_of(request)
+        with task_errors(place), ignoring(operations.strict_fields) as ignored:
             if route.requires is not None:  # before a body of up to 50 MB is read in vain
                 route.requires(operations)
             parameters: dict[str, Any] = dict(request.path_params)
@@ -49,7 +50,7 @@ def endpoint_of(route: Route, place: str = "") -> Endpoint:
                 work = call(route, operations, caller_of(request), decoded, parameters, place)
                 if route.is_cancelled_on_disconnect:
                     work = unless_disconnected(request, work)
-                return respond_with(await work, route, place)
+                return name_ignored(respond_with(await work, route, place), ignored)
 
     return endpoint
 
@@ -58,14 +59,21 @@ def checked_endpoint(endpoint: Endpoint, place: str) -> Endpoint:
     """Return the endpoint of a plugin's route, with ordinary errors; see `task_errors`."""
 
     async def checked(request: Request) -> Response:
-        with task_errors(place):
-            response = await endpoint(request)
+        with task_errors(place), ignoring(operations_of(request).strict_fields) as ignored:
+            response = name_ignored(await endpoint(request), ignored)
         if isinstance(response, StreamingResponse):
             parts = cast("AsyncIterator[bytes]", aiter(response.body_iterator))
             response.body_iterator = guarded_parts(parts, place)
         return response
 
     return checked
+
+
+def name_ignored(response: Response, names: Iterable[str]) -> Response:
+    """Return the response with the names of what was ignored in its request in a header."""
+    if text := ", ".join(names):
+        response.headers[HEADER] = text
+    return response
 
 
 @asynccontextmanager

@@ -25,7 +25,7 @@ class Options:
     for a server without state. retention: time after which they are deleted, None for no limit.
     store_limit: limit on their bytes, None for no limit. trusted_proxies: addresses and networks
     whose X-Forwarded-For and X-Forwarded-Proto are used. workers: processes that serve HTTP; 1 is
-    the server's own.
+    the server's own. strict_fields: unknown fields of requests are errors.
     Times are in seconds.
     """
 
@@ -57,6 +57,7 @@ class Options:
     ssl_certfile: str | Path | None = None
     ssl_keyfile: str | Path | None = None
     root_path: str = ""
+    strict_fields: bool = False
     trusted_proxies: Sequence[str] = ()
     workers: int = 1
     plugin_paths: Sequence[str] = ()

@@ -30,6 +30,7 @@ from ostro.entrypoints.operations.requests.errors import (
     internal_error,
 )
 from ostro.entrypoints.operations.requests.handler import call
+from ostro.entrypoints.operations.requests.ignored import ignoring
 from ostro.entrypoints.operations.requests.request_context import REQUEST_ID
 
 log = logging.getLogger(__name__)
@@ -108,11 +109,12 @@ async def run(
     caller.require(route.scope)
     with claim(caller, quota, route.name.partition(" ")[2]) as own:
         try:
-            with task_errors(place):
-                if route.requires is not None:
-                    route.requires(operations)
-                request = await read(route, data, operations)
-            response = await call(route, operations, caller, request, {}, place)
+            with ignoring(operations.strict_fields):
+                with task_errors(place):
+                    if route.requires is not None:
+                        route.requires(operations)
+                    request = await read(route, data, operations)
+                response = await call(route, operations, caller, request, {}, place)
         except OstroError as error:
             if error.status in BUSY:
                 own.give_back()

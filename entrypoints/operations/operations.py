@@ -57,7 +57,8 @@ class Operations(TextOperations):
 
     Every operation raises what `Service.admit` raises, and RequestError for invalid fields.
     `documents` are what the server stores; without a store, its operations raise Unsupported.
-    `adapter_admin` and `model_admin` say what may be loaded over HTTP.
+    `adapter_admin` and `model_admin` say what may be loaded over HTTP. With `strict_fields` unknown
+    fields of requests are errors.
     """
 
     documents: Documents
@@ -67,8 +68,11 @@ class Operations(TextOperations):
         service: Service,
         adapter_admin: Admin | None = None,
         model_admin: Admin | None = None,
+        *,
+        strict_fields: bool = False,
     ) -> None:
         super().__init__(service)
+        self.strict_fields = strict_fields
         self.adapter_admin, self.model_admin = adapter_admin or Admin(), model_admin or Admin()
 
     def require_store(self) -> None:

@@ -35,6 +35,7 @@ from ostro.entrypoints.operations.requests.event_formats import (
     NAMED_EVENTS,
     OPENAI_EVENTS,
 )
+from ostro.entrypoints.operations.requests.ignored import ignore
 from ostro.entrypoints.operations.requests.model_body import ModelBody
 from ostro.entrypoints.operations.requests.request_context import base_url, request_id
 from ostro.entrypoints.operations.tasks.media import (
@@ -116,6 +117,7 @@ __all__ = [
     "caller_of",
     "convert_aside",
     "error_content_of",
+    "ignore",
     "operations_of",
     "parse_query",
     "read_form",

@@ -6,7 +6,7 @@ import asyncio
 import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from functools import lru_cache, partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -17,7 +17,9 @@ from ostro.core.errors import RequestError, Unsupported
 from ostro.core.routes import RequestBody
 from ostro.core.turns import OWNER, FairThreads
 from ostro.entrypoints.operations.models.service import Service
+from ostro.entrypoints.operations.requests.ignored import ignore
 from ostro.entrypoints.operations.requests.json_scanner import check_text
+from ostro.entrypoints.operations.requests.known_fields import known_fields
 
 MAX_BYTES = 50 << 20
 """Limit on the bytes of a JSON body."""
@@ -62,7 +64,8 @@ async def json_aside(size: int, work: Callable[[], T]) -> T:
     """Return the result of work on JSON of `size` bytes: in a thread if it is large."""
     if size <= SMALL:
         return work()
-    return await asyncio.wrap_future(DECODER.submit(OWNER.get(), partial(uncollected, work)))
+    aside = partial(copy_context().run, uncollected, work)
+    return await asyncio.wrap_future(DECODER.submit(OWNER.get(), aside))
 
 
 async def decode_aside(
@@ -106,8 +109,8 @@ def decode(
 ) -> R:
     """Decode a JSON object straight to a request. A field that is null counts as absent.
 
-    check: as in `RequestBody`. Raises RequestError as `decode_object`, and for unknown and mistyped
-    fields.
+    check: as in `RequestBody`. Raises RequestError as `decode_object`, for mistyped fields and,
+    unless they are ignored, for unknown ones.
     """
     with decoding_errors():
         if check_text(data) <= plain_fields(kind):
@@ -125,9 +128,13 @@ def decode(
 def decode_members(data: bytes | bytearray, kind: type[R]) -> R:
     """Decode a JSON object without the members that are null. Raises as `decode`."""
     members = {name: value for name, value in MEMBERS.decode(data).items() if value != NULL}
-    pipeline.check_fields(members, kind)
+    pipeline.check_fields(members, kind, ignore)
+    known = {name: members[name] for name in members if name in kind.__struct_encode_fields__}
+    given = msgspec.json.encode(known)
+    with suppress(msgspec.ValidationError):  # most unknown fields are not within others
+        return decoder_of(kind).decode(given)
     try:
-        return decoder_of(kind).decode(msgspec.json.encode(members))
+        return decoder_of(kind).decode(known_fields(given, kind))
     except msgspec.ValidationError as error:
         raise pipeline.mistyped(error) from None
 

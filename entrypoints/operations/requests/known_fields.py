@@ -1,0 +1,93 @@
+"""Removes the fields of JSON objects that the type of a request does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+from ostro.core import pipeline
+from ostro.entrypoints.operations.requests.ignored import ignore
+
+MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
+Json = bytes | bytearray | msgspec.Raw
+
+
+def known_fields(data: Json, kind: Any, path: str = "") -> msgspec.Raw:
+    """Return JSON of a type without the fields that its objects do not know, which are ignored.
+
+    Values that contain no object of a known type stay as they are, and so do malformed ones.
+    path: that of the value in the request. Raises RequestError if unknown fields are errors, and
+    Unsupported for fields that their object names as such; see `check_fields`.
+    """
+    return prune(msgspec.Raw(bytes(data)), type_of(kind), path)
+
+
+@lru_cache(maxsize=256)
+def type_of(kind: Any) -> inspect.Type:
+    """Return the description of a type."""
+    return inspect.type_info(kind)
+
+
+def prune(data: msgspec.Raw, type: inspect.Type, path: str) -> msgspec.Raw:
+    """Return JSON without unknown fields. Raises as `known_fields`."""
+    match bytes(memoryview(data)[:1]):
+        case b"{":
+            members = MEMBERS.decode(data)
+            struct = struct_of(type, members)
+            if struct is not None:
+                return encoded(prune_members(members, struct, path))
+        case b"[":
+            item = item_type(type)
+            if item is not None:
+                items = enumerate(ITEMS.decode(data))
+                return encoded([prune(each, item, f"{path}[{i}]") for i, each in items])
+    return data
+
+
+def prune_members(
+    members: dict[str, msgspec.Raw], struct: inspect.StructType, path: str
+) -> dict[str, msgspec.Raw]:
+    """Return the members that a struct knows, without unknown fields in them."""
+    types = {field.encode_name: field.type for field in struct.fields}
+    names = [name for name in members if name != struct.tag_field]
+    pipeline.check_fields(names, struct.cls, ignore, path)
+    prefix = f"{path}." if path else ""
+    return {
+        name: prune(value, types[name], prefix + name) if name in types else value
+        for name, value in members.items()
+        if name in types or name == struct.tag_field
+    }
+
+
+def alternatives(type: inspect.Type) -> Iterable[inspect.Type]:
+    """Yield the types of a union, or the type itself."""
+    while isinstance(type, inspect.Metadata):
+        type = type.type
+    return type.types if isinstance(type, inspect.UnionType) else (type,)
+
+
+def struct_of(type: inspect.Type, members: dict[str, msgspec.Raw]) -> inspect.StructType | None:
+    """Return the type of an object: the struct of a union that has its tag, or the only one."""
+    structs = [each for each in alternatives(type) if isinstance(each, inspect.StructType)]
+    for struct in structs:
+        if struct.tag_field is None or len(structs) == 1:
+            return struct
+        if members.get(struct.tag_field) == msgspec.Raw(msgspec.json.encode(struct.tag)):
+            return struct
+    return None
+
+
+def item_type(type: inspect.Type) -> inspect.Type | None:
+    """Return the type of the items of a list; None for another type."""
+    lists = (each for each in alternatives(type) if isinstance(each, inspect.ListType))
+    return next((each.item_type for each in lists), None)
+
+
+def encoded(value: Any) -> msgspec.Raw:
+    """Return the JSON of a value."""
+    return msgspec.Raw(msgspec.json.encode(value))
