@@ -184,7 +184,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
 
     `options` are those of `make_app`, `limit` that of sequences; `send_buffer` is in bytes. `keys`
     and `admin_key` are in plain text. With a `template` the outputs of chats are parsed. `plugin`
-    is one besides the built-in ones.
+    is one besides the built-in ones. Unknown fields are errors, unless `strict_fields` is false.
     """
     folder = make_model(tmp_path_factory.mktemp("models") / "echo")
     ends: list[Callable[[], None]] = []
@@ -225,7 +225,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
             ring = options.pop("ring", None) or KeyRing.of(keys, admin_key)
             names = {each.name for each in fields(Options)} & options.keys()
             given = {name: options.pop(name) for name in names}
-            stated = Options(**{"allow_hosts": [HOST], **given})
+            stated = Options(**{"allow_hosts": [HOST], "strict_fields": True, **given})
             app = make_app(service, plugins, stated, ring=ring, **options)
             await app.state.operations.documents.start()
             web = Web.of(app)

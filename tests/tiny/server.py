@@ -57,7 +57,10 @@ def serving(
 
 @contextmanager
 def serving_models(models: Sequence[ModelOptions], **options: Any) -> Iterator[RunningServer]:
-    """Run a server of models in a thread of this process until the block ends."""
+    """Run a server of models in a thread of this process until the block ends.
+
+    Unknown fields of requests are errors, unless `strict_fields` is false.
+    """
     up: SimpleQueue[RunningServer | None] = SimpleQueue()
     with closing(listen("127.0.0.1", 0, False)) as listener:
 
@@ -70,7 +73,7 @@ def serving_models(models: Sequence[ModelOptions], **options: Any) -> Iterator[R
             finally:
                 up.put(None)
 
-        parsed = Options(ready=ready, **options)
+        parsed = Options(**{"ready": ready, "strict_fields": True, **options})
         server = Server(models, parsed, listener, time.perf_counter())
         thread = threading.Thread(target=run)
         thread.start()

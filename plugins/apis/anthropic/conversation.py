@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ostro.errors import RequestError, Unsupported
@@ -20,6 +20,7 @@ from ostro.pipelines import (
 )
 from ostro.plugins.apis.anthropic.schema import (
     Block,
+    CitationsConfig,
     CountTokensRequest,
     DocumentBlockParam,
     ImageBlockParam,
@@ -28,17 +29,21 @@ from ostro.plugins.apis.anthropic.schema import (
     OutputConfigParam,
     PlainTextSource,
     RedactedThinkingBlockParam,
+    SearchResultBlockParam,
     TextBlockParam,
     ThinkingBlockParam,
     ThinkingDisabled,
     ThinkingEnabled,
     ToolChoiceParam,
     ToolParam,
+    ToolReferenceBlockParam,
     ToolResultBlockParam,
     ToolUseBlockParam,
 )
+from ostro.plugins.apis.anthropic.support import takes_tool
 
-Placed = tuple[str, Block]
+AnyBlock = Block | ToolReferenceBlockParam
+Placed = tuple[str, AnyBlock]
 """A content block and its path in the request."""
 
 
@@ -61,7 +66,7 @@ def chat_request(request: CountTokensRequest) -> ChatRequest:
         adapters=request.adapters,
         messages=messages,
         continue_final_message=messages[-1].role == "assistant",
-        tools=[chat_tool(tool, f"tools[{i}]") for i, tool in enumerate(request.tools or ())],
+        tools=chat_tools(request),
         chat_template_kwargs=template_options(request),
         constraint=constraint_of(request.output_config),
     )
@@ -71,7 +76,8 @@ def chat_request(request: CountTokensRequest) -> ChatRequest:
     elif isinstance(request.thinking, ThinkingDisabled):
         chat.reasoning_effort = "none"
     if isinstance(request, MessagesRequest):
-        chat.max_tokens = request.max_tokens
+        # No tokens at all fill the prefix cache: the engine makes one, which the answer leaves out.
+        chat.max_tokens = request.max_tokens or 1
         chat.stop = request.stop_sequences or ()
         chat.temperature = request.temperature
         chat.top_p = request.top_p
@@ -113,7 +119,7 @@ def turns(messages: Sequence[MessageParam]) -> list[tuple[str, list[Placed]]]:
     return turns
 
 
-def placed(content: str | Sequence[Block], where: str) -> list[Placed]:
+def placed(content: str | Sequence[AnyBlock], where: str) -> list[Placed]:
     """Return the blocks of a content and their paths. Raises RequestError for empty content."""
     if isinstance(content, str):
         blocks: list[Placed] = [(where, TextBlockParam(text=content))]
@@ -208,6 +214,12 @@ def parts_of(blocks: Iterable[Placed]) -> list[ContentPart]:
                 parts.append(MediaPart("image", block.source.address))
             case DocumentBlockParam():
                 parts += document_parts(block, where)
+            case SearchResultBlockParam():
+                check_citations(block.citations, where)
+                parts += [TextPart(block.title), TextPart(block.source)]
+                parts += [TextPart(text.text) for text in block.content]
+            case ToolReferenceBlockParam():
+                parts.append(TextPart(f"The tool {block.tool_name} can be called now."))
             case _:
                 raise misplaced(block, where, "a user")
     return parts
@@ -215,34 +227,60 @@ def parts_of(blocks: Iterable[Placed]) -> list[ContentPart]:
 
 def document_parts(block: DocumentBlockParam, where: str) -> list[ContentPart]:
     """Return the content parts of a document: its title, its context and its content."""
-    if block.citations is not None and block.citations.enabled:
-        raise Unsupported(
-            f"{where}.citations: citations are not supported; leave it out",
-            param=f"{where}.citations",
-        )
+    check_citations(block.citations, where)
     source, heading = block.source, [TextPart(x) for x in (block.title, block.context) if x]
     if isinstance(source, PlainTextSource):
         return [*heading, TextPart(source.data)]
     return [*heading, *parts_of(placed(source.content, f"{where}.source.content"))]
 
 
-def misplaced(block: Block, where: str, role: str) -> RequestError:
+def check_citations(citations: CitationsConfig | None, where: str) -> None:
+    """Raise Unsupported for citations that the answer would have to contain."""
+    if citations is not None and citations.enabled:
+        raise Unsupported(
+            f"{where}.citations: citations are not supported; leave it out",
+            param=f"{where}.citations",
+        )
+
+
+def misplaced(block: AnyBlock, where: str, role: str) -> RequestError:
     """Return the error for a block that messages of a role do not contain."""
     kind = block.__struct_config__.tag
     return RequestError(f"{where}: {role} message contains no {kind} block", param=where)
 
 
+def chat_tools(request: CountTokensRequest) -> list[Tool]:
+    """Return the tools of a chat request: those that the client runs and the model may call.
+
+    Raises RequestError for a tool without a schema, and Unsupported as `takes_tool`.
+    """
+    referenced = set(references(request))
+    tools: list[Tool] = []
+    for i, tool in enumerate(request.tools or ()):
+        if takes_tool(tool.type, where := f"tools[{i}]"):
+            made = chat_tool(tool, where)
+            if not tool.defer_loading or tool.name in referenced:
+                tools.append(made)
+    return tools
+
+
 def chat_tool(tool: ToolParam, where: str) -> Tool:
-    """Return a tool of a chat request. Raises Unsupported for options without an implementation."""
-    options = {
-        "defer_loading": tool.defer_loading and "tool search is not supported",
-        "eager_input_streaming": tool.eager_input_streaming is False
-        and "inputs are always streamed",
-    }
-    for name, reason in options.items():
-        if reason:
-            raise Unsupported(f"{where}.{name}: {reason}; leave it out", param=f"{where}.{name}")
+    """Return a tool of a chat request. Raises RequestError for a tool without a schema."""
+    if tool.input_schema is None:
+        raise RequestError(
+            f"the field {where}.input_schema is missing", param=f"{where}.input_schema"
+        )
     return Tool(tool.name, tool.input_schema, bool(tool.strict), tool.description)
+
+
+def references(request: CountTokensRequest) -> Iterator[str]:
+    """Yield the names of the tools that results of tools refer to."""
+    for message in request.messages:
+        for block in () if isinstance(message.content, str) else message.content:
+            if isinstance(block, ToolResultBlockParam) and isinstance(block.content, list):
+                for part in block.content:
+                    if isinstance(part, ToolReferenceBlockParam):
+                        yield part.tool_name
 
 
 def set_tool_choice(chat: ChatRequest, choice: ToolChoiceParam | None) -> None:

@@ -116,6 +116,33 @@ class MessageUsage(msgspec.Struct, kw_only=True):
         )
 
 
+class ClearedThinking(
+    msgspec.Struct, kw_only=True, tag_field="type", tag="clear_thinking_20251015"
+):
+    """Thinking was removed from turns."""
+
+    cleared_thinking_turns: int
+    cleared_input_tokens: int
+
+
+class ClearedToolUses(
+    msgspec.Struct, kw_only=True, tag_field="type", tag="clear_tool_uses_20250919"
+):
+    """Results of tool calls were replaced."""
+
+    cleared_tool_uses: int
+    cleared_input_tokens: int
+
+
+AppliedEdit = ClearedThinking | ClearedToolUses
+
+
+class ContextManagement(msgspec.Struct, kw_only=True):
+    """The edits of the context that had an effect."""
+
+    applied_edits: list[AppliedEdit]
+
+
 class AssistantMessage(msgspec.Struct, kw_only=True):
     """An answer. `adapter_generations` are those of the adapters that were applied."""
 
@@ -127,6 +154,7 @@ class AssistantMessage(msgspec.Struct, kw_only=True):
     stop_reason: StopReason | None
     stop_sequence: str | None
     usage: MessageUsage
+    context_management: ContextManagement | UnsetType = UNSET
     adapter_generations: list[str] | UnsetType = UNSET
 
 
@@ -200,6 +228,7 @@ class MessageDelta(StreamEvent, kw_only=True, tag="message_delta"):
 
     delta: StopDelta
     usage: MessageUsage
+    context_management: ContextManagement | UnsetType = UNSET
     adapter_generations: list[str] | UnsetType = UNSET
 
 
@@ -211,7 +240,14 @@ BlockEvent = ContentBlockStart | ContentBlockDelta | ContentBlockStop
 MessageStreamEvent = MessageStart | Ping | BlockEvent | MessageDelta | MessageStop
 
 
+class OriginalCount(msgspec.Struct, kw_only=True):
+    """The number of tokens of a prompt before its edits."""
+
+    original_input_tokens: int
+
+
 class TokenCount(msgspec.Struct, kw_only=True):
-    """The number of tokens of a prompt."""
+    """The number of tokens of a prompt, after its edits."""
 
     input_tokens: int
+    context_management: OriginalCount | UnsetType = UNSET

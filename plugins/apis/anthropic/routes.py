@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -36,6 +36,7 @@ from ostro.plugins.apis.anthropic.batches import (
     get_results,
     list_batches,
 )
+from ostro.plugins.apis.anthropic.context_editing import edited
 from ostro.plugins.apis.anthropic.conversation import chat_request
 from ostro.plugins.apis.anthropic.models import (
     AnthropicModel,
@@ -49,7 +50,9 @@ from ostro.plugins.apis.anthropic.responses import (
     STATUSES,
     AnthropicError,
     AssistantMessage,
+    ContextManagement,
     MessageStreamEvent,
+    OriginalCount,
     Ping,
     TokenCount,
     anthropic_error,
@@ -69,6 +72,7 @@ async def create_message(
     operations: Operations, caller: Caller, body: MessagesRequest
 ) -> AssistantMessage | AsyncGenerator[MessageStreamEvent, None]:
     """Continue a conversation."""
+    body, applied = await edited(body, counter(operations, caller))
     generation = await generate(operations, caller, body)
     answer = MessageAnswer(
         id=f"msg_{request_id()}",
@@ -76,6 +80,8 @@ async def create_message(
         max_tokens=body.max_tokens,
         shows_thinking=body.shows_thinking,
     )
+    if body.context_management is not None:
+        answer.context_management = ContextManagement(applied_edits=applied)
     if body.stream:
         return answer.stream()
     return await answer.collect()
@@ -100,8 +106,24 @@ async def count_tokens(
     operations: Operations, caller: Caller, body: CountTokensRequest
 ) -> TokenCount:
     """Count the tokens of a conversation."""
-    request = await convert_aside(chat_request, body)
-    return TokenCount(input_tokens=await operations.count(request, caller))
+    count = counter(operations, caller)
+    shorter, applied = await edited(body, count)
+    result = TokenCount(input_tokens=await count(shorter))
+    if body.context_management is not None:
+        original = await count(body) if applied else result.input_tokens
+        result.context_management = OriginalCount(original_input_tokens=original)
+    return result
+
+
+def counter(
+    operations: Operations, caller: Caller
+) -> Callable[[CountTokensRequest], Awaitable[int]]:
+    """Return the function that counts the tokens of the prompt of a request."""
+
+    async def count(body: CountTokensRequest) -> int:
+        return await operations.count(await convert_aside(chat_request, body), caller)
+
+    return count
 
 
 def event(content: MessageStreamEvent | AnthropicError) -> bytes:

@@ -14,8 +14,6 @@ UNSUPPORTED: Mapping[str, str] = {
     "billing_policy": "billing",
     "compaction": "compaction; send a shorter conversation",
     "container": "code execution",
-    "context_management": "context management; send a shorter conversation",
-    "diagnostics": "cache diagnostics",
     "fallback_credit_token": "billing",
     "fallbacks": "a choice among models; send one model",
     "inference_geo": "a choice of regions",
@@ -39,6 +37,7 @@ class CacheControlParam(Strict, kw_only=True):
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
+    scope: str | None = None
 
 
 class BlockParam(Strict, kw_only=True, tag_field="type"):
@@ -121,6 +120,21 @@ class DocumentBlockParam(BlockParam, kw_only=True, tag="document"):
     citations: CitationsConfig | None = None
 
 
+class SearchResultBlockParam(BlockParam, kw_only=True, tag="search_result"):
+    """A result of a search. The prompt contains its title, its source and its content."""
+
+    source: str
+    title: str
+    content: list[TextBlockParam]
+    citations: CitationsConfig | None = None
+
+
+class ToolReferenceBlockParam(BlockParam, kw_only=True, tag="tool_reference"):
+    """Names a tool with `defer_loading`, in a result of a tool: the model may call it from now."""
+
+    tool_name: str
+
+
 class ThinkingBlockParam(BlockParam, kw_only=True, tag="thinking"):
     """Thinking of an earlier answer. The signature is not verified."""
 
@@ -150,11 +164,21 @@ class ToolUseBlockParam(BlockParam, kw_only=True, tag="tool_use"):
     toolset_name: None = None
 
 
+ResultBlock = (
+    TextBlockParam
+    | ImageBlockParam
+    | DocumentBlockParam
+    | SearchResultBlockParam
+    | ToolReferenceBlockParam
+)
+"""A block in the result of a tool."""
+
+
 class ToolResultBlockParam(BlockParam, kw_only=True, tag="tool_result"):
     """The result of a tool call of the preceding answer."""
 
     tool_use_id: str
-    content: str | list[TextBlockParam | ImageBlockParam | DocumentBlockParam] | None = None
+    content: str | list[ResultBlock] | None = None
     is_error: bool | None = None
     toolset_name: None = None
 
@@ -163,13 +187,16 @@ Block = (
     TextBlockParam
     | ImageBlockParam
     | DocumentBlockParam
+    | SearchResultBlockParam
     | ThinkingBlockParam
     | RedactedThinkingBlockParam
     | ToolUseBlockParam
     | ToolResultBlockParam
 )
-BLOCKS = "text image document thinking redacted_thinking tool_use tool_result".split()
+BLOCKS = "text image document search_result thinking redacted_thinking tool_use tool_result".split()
 """The types of content blocks."""
+RESULT_BLOCKS = "text image document search_result tool_reference".split()
+"""The types of blocks in the result of a tool."""
 
 
 class MessageParam(Strict, kw_only=True):
@@ -180,18 +207,22 @@ class MessageParam(Strict, kw_only=True):
 
 
 class ToolParam(Strict, kw_only=True):
-    """A tool that the client runs."""
+    """A tool that the client runs, of the type custom; it has an `input_schema`.
+
+    With `defer_loading` it is not in the prompt until a result names it in a `tool_reference`.
+    Inputs are streamed whatever `eager_input_streaming` is; examples are not in the prompt.
+    """
 
     name: str
-    input_schema: dict[str, Any]
+    input_schema: dict[str, Any] | None = None
     description: str | None = None
-    type: Literal["custom"] | None = None
+    type: str | None = None
     cache_control: CacheControlParam | None = None
     strict: bool | None = None
     defer_loading: bool | None = None
     eager_input_streaming: bool | None = None
     allowed_callers: list[Literal["direct"]] | None = None
-    input_examples: Annotated[list[Any], Meta(max_length=0)] | None = None
+    input_examples: list[Any] | None = None
 
 
 class ToolChoiceParam(Strict, kw_only=True):
@@ -244,6 +275,18 @@ class MetadataParam(Strict, kw_only=True):
     user_id: str | None = None
 
 
+class ContextManagementParam(Strict, kw_only=True):
+    """Edits that shorten the conversation, in order; see `context_editing`."""
+
+    edits: list[dict[str, Any]] | None = None
+
+
+class DiagnosticsParam(Strict, kw_only=True):
+    """A question about the prefix cache: why it lacks the prompt of an earlier message."""
+
+    previous_message_id: str | None = None
+
+
 class CountTokensRequest(ModelBody, kw_only=True):
     """A conversation. `adapter` and `adapters` select adapters of the model."""
 
@@ -258,6 +301,7 @@ class CountTokensRequest(ModelBody, kw_only=True):
     thinking: ThinkingEnabled | ThinkingAdaptive | ThinkingDisabled | None = None
     output_config: OutputConfigParam | None = None
     cache_control: CacheControlParam | None = None
+    context_management: ContextManagementParam | None = None
     speed: Literal["standard"] | None = None
     user: None = None
 
@@ -267,12 +311,14 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
 
     accepted: ClassVar[Mapping[str, str]] = {
         **CountTokensRequest.accepted,
+        "diagnostics": "the server compares no prompts; cache_read_input_tokens states the result",
         "metadata": "no abuse detection that needs the id of a user",
         "service_tier": "all requests have the tier standard",
     }
     extensions: ClassVar[frozenset[str]] = ModelBody.extensions | {"seed"}
 
-    max_tokens: Annotated[int, Meta(ge=1)]
+    max_tokens: Annotated[int, Meta(ge=0)]
+    diagnostics: DiagnosticsParam | None = None
     metadata: MetadataParam | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     stop_sequences: list[str] | None = None

@@ -19,6 +19,7 @@ from ostro.plugins.apis.anthropic.responses import (
     ContentBlockDelta,
     ContentBlockStart,
     ContentBlockStop,
+    ContextManagement,
     InputJSONDelta,
     MessageDelta,
     MessageStart,
@@ -109,12 +110,14 @@ class MessageAnswer:
     """The answer to a request: a generation of one choice.
 
     id: of the message. max_tokens: the limit of the request, which may exceed the context.
+    context_management: the edits, of a request that asks for some.
     """
 
     id: str
     generation: Generation
     max_tokens: int
     shows_thinking: bool = True
+    context_management: ContextManagement | msgspec.UnsetType = msgspec.UNSET
     end: ChoiceEnd = field(default_factory=lambda: ChoiceEnd(finish="stop"))
 
     async def blocks(self) -> AsyncGenerator[list[BlockEvent], None]:
@@ -124,7 +127,7 @@ class MessageAnswer:
             async for event in self.generation:
                 if isinstance(event, ChoiceEnd):
                     self.end = event
-                yield list(events.add(event))
+                yield list(events.add(event)) if self.max_tokens else []
         finally:
             await self.generation.aclose()
 
@@ -145,7 +148,8 @@ class MessageAnswer:
                     yield event
         yield MessageDelta(
             delta=StopDelta(stop_reason=self.stop_reason(), stop_sequence=self.stop_sequence()),
-            usage=MessageUsage.of(self.generation.usage),
+            usage=self.usage(),
+            context_management=self.context_management,
             adapter_generations=self.generation.generations or msgspec.UNSET,
         )
         yield MessageStop()
@@ -163,12 +167,21 @@ class MessageAnswer:
             content=content,
             stop_reason=self.stop_reason() if ended else None,
             stop_sequence=self.stop_sequence() if ended else None,
-            usage=MessageUsage.of(self.generation.usage),
+            usage=self.usage(),
+            context_management=self.context_management if ended else msgspec.UNSET,
             adapter_generations=self.generation.generations or msgspec.UNSET,
         )
 
+    def usage(self) -> MessageUsage:
+        """Return the token counts so far, those of the answer as far as it contains them."""
+        usage = MessageUsage.of(self.generation.usage)
+        usage.output_tokens = min(usage.output_tokens, self.max_tokens)
+        return usage
+
     def stop_reason(self) -> StopReason:
         """Return why the message has ended."""
+        if self.max_tokens == 0:
+            return "max_tokens"
         if self.end.finish == "length":
             full = self.generation.usage.completion < self.max_tokens
             return "model_context_window_exceeded" if full else "max_tokens"

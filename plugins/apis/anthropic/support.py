@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ostro.errors import Unsupported
-from ostro.plugins.apis.anthropic.schema import BLOCKS
+from ostro.http import ignore
+from ostro.plugins.apis.anthropic.schema import BLOCKS, RESULT_BLOCKS
 
 SOURCES = {
     "base64": "PDF documents",
@@ -14,6 +15,8 @@ SOURCES = {
     "file": "files of the Files API",
 }
 """Types of the sources of documents and images, with the features that are not supported."""
+CLIENT_TOOLS = ("bash_", "computer_", "memory_", "text_editor_")
+"""Starts of the types of tools that clients run, and whose schemas Anthropic's models know."""
 Place = tuple[str, Mapping[str, Any]]
 """An object of a request and its path."""
 
@@ -25,23 +28,39 @@ def check_support(body: Mapping[str, Any]) -> None:
     """
     for where, tool in objects(body, "tools"):
         kind = tool.get("type")
-        if isinstance(kind, str) and kind != "custom":
-            raise Unsupported(
-                f"{where}.type: {kind!r:.60} is not supported; use tools of the type custom, which "
-                "the client runs",
-                param=f"{where}.type",
-            )
+        if isinstance(kind, str):
+            takes_tool(kind, where)
     for message, fields in objects(body, "messages"):
-        for where, block in blocks(fields, message):
+        for where, block in objects(fields, "content", message):
             check_block(where, block)
+            if block.get("type") == "tool_result":
+                for place, part in objects(block, "content", where):
+                    check_block(place, part, RESULT_BLOCKS)
 
 
-def check_block(where: str, block: Mapping[str, Any]) -> None:
+def takes_tool(kind: str | None, where: str) -> bool:
+    """Whether the model gets a tool of this type: not those that only Anthropic's servers run.
+
+    Raises Unsupported for those if nothing may be ignored, and for tools of the client whose
+    schemas the server does not have.
+    """
+    if kind in (None, "custom"):
+        return True
+    if kind.startswith(CLIENT_TOOLS) or not ignore(f"tools of the type {kind}"):
+        raise Unsupported(
+            f"{where}.type: {kind!r:.60} is not supported; use tools of the type custom, which "
+            "the client runs",
+            param=f"{where}.type",
+        )
+    return False
+
+
+def check_block(where: str, block: Mapping[str, Any], kinds: Sequence[str] = BLOCKS) -> None:
     """Raise Unsupported for a content block or a source of a type that is not supported."""
     kind = block.get("type")
-    if isinstance(kind, str) and kind not in BLOCKS:
+    if isinstance(kind, str) and kind not in kinds:
         raise Unsupported(
-            f"{where}.type: {kind!r:.60} is not supported; expected one of {', '.join(BLOCKS)}",
+            f"{where}.type: {kind!r:.60} is not supported; expected one of {', '.join(kinds)}",
             param=f"{where}.type",
         )
     source = block.get("source")
@@ -51,14 +70,6 @@ def check_block(where: str, block: Mapping[str, Any]) -> None:
             f"{where}.source: {SOURCES[given]} are not supported; send the text or an image",
             param=f"{where}.source",
         )
-
-
-def blocks(message: Mapping[str, Any], where: str) -> Iterator[Place]:
-    """Yield the content blocks of a message, and those in the results of tools."""
-    for place, block in objects(message, "content", where):
-        yield place, block
-        if block.get("type") == "tool_result":
-            yield from objects(block, "content", place)
 
 
 def objects(owner: Mapping[str, Any], name: str, where: str = "") -> Iterator[Place]:

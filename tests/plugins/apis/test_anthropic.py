@@ -309,7 +309,7 @@ def with_call(result: Any, call: Any = CALL) -> dict[str, Any]:
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": None}, "max_tokens"),
-    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -1}, "max_tokens"),
     ({"model": None}, "model"),
     ({"messages": []}, "messages"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
@@ -332,7 +332,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"stop_sequences": ["x"] * 1000}, "stop_sequences"),
     ({"stop_sequences": [""]}, "stop_sequences"),
     (with_call({**RESULT, "tool_use_id": "call_2"}), "messages[2].content[0].tool_use_id"),
-    (with_call({**RESULT, "content": [{"type": "search_result"}]}), "search_result"),
+    (with_call({**RESULT, "content": [{"type": "search_result"}]}), "source"),
+    (with_call({**RESULT, "content": [{"type": "tool_use"}]}), "'tool_use'"),
     (with_call(RESULT, {**CALL, "input": nest(100)}), "nested"),
     ({"messages": [{"role": "assistant", "content": [RESULT]}, USER]}, "tool_result"),
     ({"colour": "red"}, "colour"),
@@ -365,9 +366,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"speed": "fast"}, "speed"),
     ({"container": "c"}, "container"),
     ({"mcp_servers": []}, "mcp_servers"),
-    ({"context_management": {}}, "context_management"),
     ({"inference_geo": "us"}, "inference_geo"),
-    ({"diagnostics": {"previous_message_id": None}}, "diagnostics"),
+    ({"diagnostics": {"previous_message_id": 1}}, "diagnostics"),
+    ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "'bash_20250124'"),
+    ({"tools": [{"type": "web_search_20250305", "name": "w"}]}, "'web_search_20250305'"),
+    (with_block({"type": "tool_reference", "tool_name": "f"}), "'tool_reference'"),
 ]
 
 
