@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, cast
@@ -23,7 +23,7 @@ from ostro.entrypoints.http.stream import EventStream, guarded_parts, unless_dis
 from ostro.entrypoints.operations.requests.errors import error_content_of, in_form
 from ostro.entrypoints.operations.requests.event_formats import OPENAI_EVENTS
 from ostro.entrypoints.operations.requests.handler import call
-from ostro.entrypoints.operations.requests.ignored import HEADER, ignoring
+from ostro.entrypoints.operations.requests.ignored import ignoring
 
 WITH_QUERY = ("GET", "DELETE")
 """Methods whose request is the query string."""
@@ -40,7 +40,7 @@ def endpoint_of(route: Route, place: str = "") -> Endpoint:
 
     async def endpoint(request: Request) -> Response:
         operations = operations_of(request)
-        with task_errors(place), ignoring(operations.strict_fields) as ignored:
+        with task_errors(place), ignoring(operations.strict_fields) as request.state.ignored:
             if route.requires is not None:  # before a body of up to 50 MB is read in vain
                 route.requires(operations)
             parameters: dict[str, Any] = dict(request.path_params)
@@ -50,7 +50,7 @@ def endpoint_of(route: Route, place: str = "") -> Endpoint:
                 work = call(route, operations, caller_of(request), decoded, parameters, place)
                 if route.is_cancelled_on_disconnect:
                     work = unless_disconnected(request, work)
-                return name_ignored(respond_with(await work, route, place), ignored)
+                return respond_with(await work, route, place)
 
     return endpoint
 
@@ -59,21 +59,15 @@ def checked_endpoint(endpoint: Endpoint, place: str) -> Endpoint:
     """Return the endpoint of a plugin's route, with ordinary errors; see `task_errors`."""
 
     async def checked(request: Request) -> Response:
-        with task_errors(place), ignoring(operations_of(request).strict_fields) as ignored:
-            response = name_ignored(await endpoint(request), ignored)
+        strict = operations_of(request).strict_fields
+        with task_errors(place), ignoring(strict) as request.state.ignored:
+            response = await endpoint(request)
         if isinstance(response, StreamingResponse):
             parts = cast("AsyncIterator[bytes]", aiter(response.body_iterator))
             response.body_iterator = guarded_parts(parts, place)
         return response
 
     return checked
-
-
-def name_ignored(response: Response, names: Iterable[str]) -> Response:
-    """Return the response with the names of what was ignored in its request in a header."""
-    if text := ", ".join(names):
-        response.headers[HEADER] = text
-    return response
 
 
 @asynccontextmanager

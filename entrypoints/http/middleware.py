@@ -21,6 +21,7 @@ from ostro.entrypoints.operations.access.caller import Forbidden
 from ostro.entrypoints.operations.access.keys import Key, KeyRing
 from ostro.entrypoints.operations.access.quotas import Quota, Quotas, RateLimited
 from ostro.entrypoints.operations.requests.errors import error_content
+from ostro.entrypoints.operations.requests.ignored import HEADER
 from ostro.entrypoints.operations.requests.request_context import BASE_URL, REQUEST_ID
 
 log = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ class RequestMiddleware:
 
     Each response has the request's id in X-Request-ID and, as Anthropic's, in Request-ID. A
     client's own id is kept if it consists of alphanumeric characters and `_.:-`. The headers
-    x-ratelimit-* are those of the caller's quota.
+    x-ratelimit-* are those of the caller's quota; X-Ostro-Ignored names what was ignored.
     """
 
     def __init__(
@@ -103,8 +104,12 @@ def recorded_send(record: RequestRecord, send: Send) -> Send:
         elif kind in STARTS:
             record.status = message.get("status", 101)
             quota: Quota | None = record.scope["state"].get("quota")
+            ignored = ", ".join(record.scope["state"].get("ignored", ()))
             message.setdefault("headers", [])
-            MutableHeaders(scope=message).update(ids | (quota.headers() if quota else {}))
+            headers = MutableHeaders(scope=message)
+            headers.update(ids | (quota.headers() if quota else {}))
+            if ignored:
+                headers[HEADER] = ignored
         await send(message)
 
     return recorded

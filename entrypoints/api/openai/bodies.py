@@ -30,7 +30,14 @@ from ostro.entrypoints.operations.documents.metadata import Metadata
 from ostro.entrypoints.operations.requests.model_body import ModelBody
 
 UNSUPPORTED: Mapping[str, str] = {
+    "allowed_token_ids": "a list of allowed tokens; use logit_bias or structured_outputs",
+    "bad_words": "a list of forbidden words; use logit_bias",
+    "chat_template": "a chat template in a request; serve the model with --chat-template",
+    "ebnf": "the name of another server; use guided_grammar",
     "mm_processor_kwargs": "a setting of the processor of media",
+    "regex": "the name of another server; use guided_regex",
+    "truncate_prompt_tokens": "truncation of a prompt; shorten it",
+    "use_beam_search": "beam search",
 }
 """Fields of other servers that would change the output, with their features."""
 

@@ -14,6 +14,7 @@ from ostro.entrypoints.operations.requests.ignored import ignore
 
 MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
+ANY = inspect.AnyType()
 Json = bytes | bytearray | msgspec.Raw
 
 
@@ -38,14 +39,15 @@ def prune(data: msgspec.Raw, type: inspect.Type, path: str) -> msgspec.Raw:
     match bytes(memoryview(data)[:1]):
         case b"{":
             members = MEMBERS.decode(data)
-            struct = struct_of(type, members)
-            if struct is not None:
+            if (struct := struct_of(type, members)) is not None:
                 return encoded(prune_members(members, struct, path))
+            if (value := value_type(type)) is not None:
+                pairs = members.items()
+                return encoded({name: prune(x, value, f"{path}.{name}") for name, x in pairs})
         case b"[":
-            item = item_type(type)
-            if item is not None:
+            if (item := item_type(type)) is not None:
                 items = enumerate(ITEMS.decode(data))
-                return encoded([prune(each, item, f"{path}[{i}]") for i, each in items])
+                return encoded([prune(x, item, f"{path}[{i}]") for i, x in items])
     return data
 
 
@@ -83,9 +85,15 @@ def struct_of(type: inspect.Type, members: dict[str, msgspec.Raw]) -> inspect.St
 
 
 def item_type(type: inspect.Type) -> inspect.Type | None:
-    """Return the type of the items of a list; None for another type."""
+    """Return the type of the items of a list; None for another type, and for any items."""
     lists = (each for each in alternatives(type) if isinstance(each, inspect.ListType))
-    return next((each.item_type for each in lists), None)
+    return next((each.item_type for each in lists if each.item_type != ANY), None)
+
+
+def value_type(type: inspect.Type) -> inspect.Type | None:
+    """Return the type of the values of an object with free names; None as `item_type`."""
+    objects = (each for each in alternatives(type) if isinstance(each, inspect.DictType))
+    return next((each.value_type for each in objects if each.value_type != ANY), None)
 
 
 def encoded(value: Any) -> msgspec.Raw:

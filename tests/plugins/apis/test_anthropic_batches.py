@@ -105,7 +105,7 @@ def test_results_are_found_below_a_root_path(start: Any, prefix: str) -> None:
 def test_one_bad_request_is_an_error_and_the_others_run(server: Any, client: Any) -> None:
     names = [f"request-{n}" for n in range(40)]
     requests = [item(name) for name in names]
-    requests[7]["params"]["max_tokens"] = 0
+    requests[7]["params"]["max_tokens"] = -1
     requests[8]["params"]["stream"] = True
     requests[9]["params"] = params(model="nothing")
     made = client.messages.batches.create(requests=requests)
