@@ -14,7 +14,6 @@ from ostro.entrypoints.operations.requests.ignored import ignore
 
 MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
-ANY = inspect.AnyType()
 Json = bytes | bytearray | msgspec.Raw
 
 
@@ -55,15 +54,24 @@ def prune_members(
     members: dict[str, msgspec.Raw], struct: inspect.StructType, path: str
 ) -> dict[str, msgspec.Raw]:
     """Return the members that a struct knows, without unknown fields in them."""
-    types = {field.encode_name: field.type for field in struct.fields}
-    names = [name for name in members if name != struct.tag_field]
-    pipeline.check_fields(names, struct.cls, ignore, path)
-    prefix = f"{path}." if path else ""
-    return {
-        name: prune(value, types[name], prefix + name) if name in types else value
-        for name, value in members.items()
-        if name in types or name == struct.tag_field
-    }
+    types, tag = fields_of(struct.cls), struct.tag_field
+    if unknown := [name for name in members if name not in types and name != tag]:
+        pipeline.check_fields(unknown, struct.cls, ignore, path)
+    known: dict[str, msgspec.Raw] = {}
+    for name, value in members.items():
+        if (type := types.get(name)) is not None:
+            known[name] = prune(value, type, f"{path}.{name}" if path else name)
+        elif name in types or name == tag:
+            known[name] = value
+    return known
+
+
+@lru_cache(maxsize=256)
+def fields_of(kind: Any) -> dict[str, inspect.Type | None]:
+    """Return the types of the fields of a struct, by name: None for those without structs."""
+    struct = type_of(kind)
+    assert isinstance(struct, inspect.StructType)
+    return {f.encode_name: f.type if has_struct(f.type) else None for f in struct.fields}
 
 
 def alternatives(type: inspect.Type) -> Iterable[inspect.Type]:
@@ -85,15 +93,25 @@ def struct_of(type: inspect.Type, members: dict[str, msgspec.Raw]) -> inspect.St
 
 
 def item_type(type: inspect.Type) -> inspect.Type | None:
-    """Return the type of the items of a list; None for another type, and for any items."""
+    """Return the type of the items of a list that contain structs; None for other types."""
     lists = (each for each in alternatives(type) if isinstance(each, inspect.ListType))
-    return next((each.item_type for each in lists if each.item_type != ANY), None)
+    return next((each.item_type for each in lists if has_struct(each.item_type)), None)
 
 
 def value_type(type: inspect.Type) -> inspect.Type | None:
     """Return the type of the values of an object with free names; None as `item_type`."""
     objects = (each for each in alternatives(type) if isinstance(each, inspect.DictType))
-    return next((each.value_type for each in objects if each.value_type != ANY), None)
+    return next((each.value_type for each in objects if has_struct(each.value_type)), None)
+
+
+def has_struct(type: inspect.Type) -> bool:
+    """Whether values of a type contain structs: a list of a million tokens need not be read."""
+    return any(
+        isinstance(each, inspect.StructType)
+        or item_type(each) is not None
+        or value_type(each) is not None
+        for each in alternatives(type)
+    )
 
 
 def encoded(value: Any) -> msgspec.Raw:
