@@ -23,6 +23,15 @@ from ostro.core.chat.messages import (
     tool_fields,
 )
 from ostro.core.chat.renderer import RENDERER, Renderer
+from ostro.core.chat.systems import (
+    conversation,
+    is_system,
+    join_leading,
+    late_places,
+    leading,
+    move_late,
+    shows_in_order,
+)
 from ostro.core.chat.worker import ENVIRONMENT
 from ostro.core.errors import RequestError, TemplateError, nearest
 from ostro.core.tokenizer import Tokenizer
@@ -83,6 +92,7 @@ class ChatTemplate:
         self.tokens = dict(tokens)
         self.tool_use = tool_use
         self._renderer = renderer
+        self._shown: dict[tuple[tuple[str, ...], bool], bool] = {}
 
     def for_tools(self, tools: Sequence[Any] | None) -> ChatTemplate:
         """The template that renders a chat with these tools, or without any."""
@@ -118,7 +128,54 @@ class ChatTemplate:
         for message in arranged:
             if "content" not in message:
                 message |= self.empty_form
-        return self._variables(arranged, tools, options)
+        return self._variables(self._place_systems(arranged, bool(tools)), tools, options)
+
+    def _place_systems(
+        self, arranged: Sequence[dict[str, Any]], tools: bool
+    ) -> Sequence[dict[str, Any]]:
+        """Change system messages that the template refuses, leaves out or moves.
+
+        Those before the first turn become one, later ones a part of other turns. A template that
+        does not write a single one gets them unchanged.
+        """
+        named = any(message["role"] == "developer" for message in arranged)
+        if named and self._leaves_out_developers(tools):
+            arranged = [
+                {**message, "role": "system"} if is_system(message) else message
+                for message in arranged
+            ]
+        count = leading(arranged)
+        roles = [message["role"] for message in arranged if is_system(message)]
+        if len(roles) < 2 and count == len(roles) or not self._shows((roles[0], "user"), tools):
+            return arranged
+        first, late = roles[0], sorted({*roles[count:]})
+        several = [(first, role, "user") for role in sorted({*roles[1:count]})]
+        if not all(self._shows(places, tools) for places in several):
+            arranged = join_leading(arranged)
+        places = [places for role in late for places in late_places(first, role)]
+        if not all(self._shows(turns, tools) for turns in places):
+            arranged = move_late(arranged, self.features)
+        return arranged
+
+    def _leaves_out_developers(self, tools: bool) -> bool:
+        """Whether the template, which names this role, writes the messages of systems only."""
+        shown = (self._shows((role, "user"), tools) for role in ("developer", "system"))
+        return not next(shown) and next(shown)
+
+    def _shows(self, roles: tuple[str, ...], tools: bool) -> bool:
+        """Whether a conversation of these roles shows its texts in order; tried once for each."""
+        if (known := self._shown.get((roles, tools))) is not None:
+            return known
+        messages = conversation(roles)
+        listed = PROBE_TOOLS if tools else None
+        try:
+            text = self.fill(self._variables(arrange(messages, self.features), listed, {}))
+        except TemplateError:
+            shown = False
+        else:
+            shown = shows_in_order(text, messages)
+        self._shown[roles, tools] = shown
+        return shown
 
     def _variables(
         self,

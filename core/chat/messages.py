@@ -125,7 +125,7 @@ def arrange(
             fields["role"] = "system"
         calls = fields.get("tool_calls")
         content = content_of(fields.get("content"), features, place)
-        if calls and _is_empty(content):
+        if calls and is_empty(content):
             fields.pop("content", None)
         else:
             fields["content"] = content
@@ -155,7 +155,7 @@ def present(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _is_empty(content: Any) -> bool:
+def is_empty(content: Any) -> bool:
     """Whether a content has no text and no media. Clients send "", null, [] or an empty part."""
     if isinstance(content, list):
         return all(part.get("type") == "text" and not part["text"] for part in content)
