@@ -13,6 +13,7 @@ import msgspec
 
 from ostro.core.chat.escape import ControlTokenEscaper
 from ostro.core.chat.messages import (
+    CUT,
     EMPTY_FORMS,
     PROBE,
     PROBE_TOOLS,
@@ -20,6 +21,7 @@ from ostro.core.chat.messages import (
     TemplateFeatures,
     arrange,
     content_of,
+    parse_arguments,
     tool_fields,
 )
 from ostro.core.chat.renderer import RENDERER, Renderer
@@ -128,6 +130,11 @@ class ChatTemplate:
         for message in arranged:
             if "content" not in message:
                 message |= self.empty_form
+            for call in message.get("tool_calls") or ():
+                function = call.get("function", call)
+                arguments = function.get("arguments")
+                if self._needs_object(arguments):
+                    function["arguments"] = parse_arguments(arguments)
         return self._variables(self._place_systems(arranged, bool(tools)), tools, options)
 
     def _place_systems(
@@ -146,14 +153,13 @@ class ChatTemplate:
             ]
         count = leading(arranged)
         roles = [message["role"] for message in arranged if is_system(message)]
-        if len(roles) < 2 and count == len(roles) or not self._shows((roles[0], "user"), tools):
+        if count == len(roles) < 2 or not self._shows((roles[0], "user"), tools):
             return arranged
         first, late = roles[0], sorted({*roles[count:]})
-        several = [(first, role, "user") for role in sorted({*roles[1:count]})]
-        if not all(self._shows(places, tools) for places in several):
+        if not all(self._shows((first, role, "user"), tools) for role in {*roles[1:count]}):
             arranged = join_leading(arranged)
-        places = [places for role in late for places in late_places(first, role)]
-        if not all(self._shows(turns, tools) for turns in places):
+        tried = [places for role in late for places in late_places(first, role)]
+        if not all(self._shows(places, tools) for places in tried):
             arranged = move_late(arranged, self.features)
         return arranged
 
@@ -213,6 +219,26 @@ class ChatTemplate:
         except TemplateError:
             return inf
         return text.count("None") if WRITTEN in text else inf
+
+    def _needs_object(self, arguments: Any) -> bool:
+        """Whether arguments are text that is not a JSON object, and the template reads fields."""
+        if not isinstance(arguments, str) or self.features.text_arguments:
+            return False
+        return not self.takes_text_arguments
+
+    @cached_property
+    def takes_text_arguments(self) -> bool:
+        """Whether the template writes arguments of a tool call that are text.
+
+        Templates that walk over the fields of arguments fail with text, or leave it out.
+        """
+        arranged = arrange(PROBE, self.features)
+        arranged[1] |= self.empty_form
+        arranged[1]["tool_calls"][0]["function"]["arguments"] = CUT
+        try:
+            return CUT in self.fill(self._variables(arranged, PROBE_TOOLS, {}))
+        except TemplateError:
+            return False
 
     def fill(
         self,

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from jinja2 import nodes
 
 from ostro.core.errors import RequestError
@@ -20,6 +21,9 @@ REASONING = ("reasoning_content", "thinking", "reasoning")
 
 WRITTEN = "ostro_call"
 """The text in a rendered `PROBE` whose template has written the tool call."""
+
+CUT = "ostro_arguments"
+"""The text in the arguments of a tool call that are not JSON."""
 
 PROBE: Sequence[Mapping[str, Any]] = (
     {"role": "user", "content": "a"},
@@ -191,7 +195,10 @@ def content_of(content: Any, features: TemplateFeatures, place: str = "") -> Any
 
 
 def _call(call: Any, features: TemplateFeatures, place: str) -> dict[str, Any]:
-    """Convert a tool call's arguments to an object, or to text if the template expects it."""
+    """Convert a tool call's arguments to an object, or to text if the template expects it.
+
+    Text that is not a JSON object stays: see `ChatTemplate.takes_text_arguments`.
+    """
     function = call.get("function", call) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise RequestError(f"{place}.tool_calls has an entry without a function", param="messages")
@@ -204,13 +211,21 @@ def _call(call: Any, features: TemplateFeatures, place: str) -> dict[str, Any]:
     return {**present(call), "function": function} if "function" in call else function
 
 
-def _parse(arguments: str) -> Any:
+def parse_arguments(arguments: str) -> dict[str, Any]:
+    """Return the arguments of a tool call, which are JSON of a model, as an object.
+
+    Other text, such as that of a call that was cut off, is the field `INVALID_JSON` of one.
+    """
+    parsed = _parse(arguments)
+    return parsed if isinstance(parsed, dict) else {"INVALID_JSON": arguments}
+
+
+def _parse(arguments: str) -> dict[str, Any] | str:
     """Parse arguments; text that is not a JSON object is returned unchanged."""
     try:
-        value = json.loads(arguments or "{}")
+        return msgspec.json.decode(arguments or "{}", type=dict[str, Any])
     except (ValueError, RecursionError):
         return arguments
-    return value if isinstance(value, dict) else arguments
 
 
 def _aliases(tree: nodes.Template, field: str) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -240,41 +241,42 @@ class TestProbe:
         assert renderer.count == probed + 1
 
 
-class TestPrefix:
-    CONVERSATION = turns(
-        "system s0",
-        "system s1",
-        "user u0",
-        "system s2",
-        "assistant a0",
-        "user u1",
-        "assistant a1",
-        "system s3",
-        "user u2",
-        "system s4",
-        "assistant a2",
-        "system s5",
-        "assistant a3",
-        "user u3",
-    )
-    CALLS: Messages = [
-        *turns("system s0", "user u0"),
-        {
-            "role": "assistant",
-            "content": "c0",
-            "reasoning_content": "r0",
-            "tool_calls": [
-                {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-            ],
-        },
-        {"role": "tool", "tool_call_id": "a", "content": "t0"},
-        *turns("system s1", "assistant a0"),
-    ]
+CONVERSATION = turns(
+    "system s0",
+    "system s1",
+    "user u0",
+    "system s2",
+    "assistant a0",
+    "user u1",
+    "assistant a1",
+    "system s3",
+    "user u2",
+    "system s4",
+    "assistant a2",
+    "system s5",
+    "assistant a3",
+    "user u3",
+)
+CALLS: Messages = [
+    *turns("system s0", "user u0"),
+    {
+        "role": "assistant",
+        "content": "c0",
+        "reasoning_content": "r0",
+        "tool_calls": [
+            {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        ],
+    },
+    {"role": "tool", "tool_call_id": "a", "content": "t0"},
+    *turns("system s1", "assistant a0"),
+]
 
+
+class TestPrefix:
     @pytest.mark.parametrize("name", [*REFUSING, "collects"])
     def test_what_an_answer_was_generated_from_stays_as_it_was(self, name: str) -> None:
         source = {**REFUSING, "collects": COLLECTS}[name]
-        self.check(ChatTemplate(source, tokens={}), self.CONVERSATION)
+        self.check(ChatTemplate(source, tokens={}), CONVERSATION)
 
     @pytest.mark.sample(21)
     @pytest.mark.parametrize("tools", [None, [TOOL]], ids=["plain", "tools"])
@@ -283,16 +285,16 @@ class TestPrefix:
         plain = turns("user u0", "assistant a0", "user u1", "assistant a1", "user u2")
         if not self.grows(template, [*turns("system s0"), *plain], tools=tools):
             pytest.skip("this template moves or changes earlier turns, or has no system role")
-        texts = self.check(template, self.CONVERSATION[:11], tools=tools)
+        texts = self.check(template, CONVERSATION[:11], tools=tools)
         assert all(f"s{i}" in texts[-1] for i in range(5))
 
     @pytest.mark.sample(12)
     def test_it_stays_beside_the_result_of_a_tool(self, source: str) -> None:
         template = ChatTemplate(source, tokens=TOKENS)
-        alone = [m for m in self.CALLS if m["content"] != "s1"]
+        alone = [m for m in CALLS if m["content"] != "s1"]
         if not self.grows(template, alone, tools=[TOOL]):
             pytest.skip("this template moves or changes earlier turns, or has no system role")
-        assert "s1" in self.check(template, self.CALLS, tools=[TOOL])[-1]
+        assert "s1" in self.check(template, CALLS, tools=[TOOL])[-1]
 
     def prompts(self, template: ChatTemplate, messages: Messages, **how: Any) -> list[str | None]:
         """The prompts that end before an answer, without what begins it, and the whole."""
@@ -303,7 +305,7 @@ class TestPrefix:
     def grows(self, template: ChatTemplate, messages: Messages, **how: Any) -> bool:
         """Whether each prompt begins with the one before it, and the last shows all texts."""
         texts = self.prompts(template, messages, **how)
-        pairs = zip(texts, texts[1:], strict=False)
+        pairs = pairwise(texts)
         if not all(a and b and b.startswith(a) for a, b in pairs):
             return False
         return all(str(m["content"]) in (texts[-1] or "") for m in messages)
@@ -312,6 +314,6 @@ class TestPrefix:
         texts = self.prompts(template, messages, **how)
         found = [text for text in texts if text]
         assert len(found) == len(texts)
-        for before, after in zip(found, found[1:], strict=False):
+        for before, after in pairwise(found):
             assert after.startswith(before)
         return found
