@@ -16,11 +16,13 @@ from ostro.core.chat.messages import (
     CUT,
     EMPTY_FORMS,
     PROBE,
+    PROBE_REASONING,
     PROBE_TOOLS,
     WRITTEN,
     TemplateFeatures,
     arrange,
     content_of,
+    is_reasoning_alone,
     parse_arguments,
     tool_fields,
 )
@@ -130,6 +132,9 @@ class ChatTemplate:
         for message in arranged:
             if "content" not in message:
                 message |= self.empty_form
+            if is_reasoning_alone(message) and not self.takes_empty_answers:
+                thought = {"type": "thinking", "thinking": message["reasoning_content"]}
+                message["content"] = [thought]
             for call in message.get("tool_calls") or ():
                 function = call.get("function", call)
                 arguments = function.get("arguments")
@@ -225,6 +230,19 @@ class ChatTemplate:
         if not isinstance(arguments, str) or self.features.text_arguments:
             return False
         return not self.takes_text_arguments
+
+    @cached_property
+    def takes_empty_answers(self) -> bool:
+        """Whether the template takes reasoning without text.
+
+        Those that refuse it (Mistral's) read reasoning from a part of the content.
+        """
+        arranged = arrange(PROBE_REASONING, self.features)
+        try:
+            self.fill(self._variables(arranged, None, {}))
+        except TemplateError:
+            return False
+        return True
 
     @cached_property
     def takes_text_arguments(self) -> bool:

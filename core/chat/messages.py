@@ -57,6 +57,13 @@ PROBE_TOOLS: Sequence[Mapping[str, Any]] = (
 )
 """The tools of `PROBE`. Their names differ from `WRITTEN`: templates list them, too."""
 
+PROBE_REASONING: Sequence[Mapping[str, Any]] = (
+    {"role": "user", "content": "a"},
+    {"role": "assistant", "reasoning_content": "b"},
+    {"role": "user", "content": "c"},
+)
+"""A conversation with an answer of reasoning without text."""
+
 EMPTY_FORMS: Sequence[Mapping[str, Any]] = (
     {"content": ""},
     {"content": None},
@@ -129,11 +136,14 @@ def arrange(
             fields["role"] = "system"
         calls = fields.get("tool_calls")
         content = content_of(fields.get("content"), features, place)
+        reasoning = next((fields[key] for key in REASONING if fields.get(key) is not None), None)
         if calls and is_empty(content):
             fields.pop("content", None)
+        elif reasoning is not None and is_empty(content):
+            # Templates take null for tool calls, or write it as text.
+            fields["content"] = content_of("", features)
         else:
             fields["content"] = content
-        reasoning = next((fields[key] for key in REASONING if fields.get(key) is not None), None)
         if reasoning is not None:
             names = {"thinking": reasoning, "reasoning": reasoning}
             fields = {**names, **fields, "reasoning_content": reasoning}
@@ -164,6 +174,12 @@ def is_empty(content: Any) -> bool:
     if isinstance(content, list):
         return all(part.get("type") == "text" and not part["text"] for part in content)
     return not content
+
+
+def is_reasoning_alone(message: Mapping[str, Any]) -> bool:
+    """Whether an arranged message has reasoning, and neither text nor calls of tools."""
+    given = message.get("reasoning_content") is not None
+    return given and not message.get("tool_calls") and is_empty(message["content"])
 
 
 def content_of(content: Any, features: TemplateFeatures, place: str = "") -> Any:

@@ -6,11 +6,11 @@ import copy
 from typing import Any
 
 import pytest
-from tiny.chats import CALLED, CHATML, TOKENS, TOOL, attempt
+from tiny.chats import CALLED, CHATML, TOKENS, TOOL, USER, attempt
 from tiny.turns import DirectRenderer
 
 from ostro.core.chat import ChatTemplate
-from ostro.core.errors import RequestError
+from ostro.core.errors import RequestError, TemplateError
 
 EMPTY_PART = {"type": "text", "text": ""}
 BROKEN = ('{"a": "b', "{", "", "[1]", "null", "1", "a: b", '{"a": 1}{"a": 1}', r'{"a": "\ud800"}')
@@ -188,6 +188,48 @@ class TestMessages:
             template.render([{"role": "assistant", "content": "a", "tool_calls": [call]}])
             counts.append(renderer.count)
         assert counts[0] == 1 and counts[1] > 2 and counts[2] == counts[1] + 1
+
+    @pytest.mark.parametrize(
+        "content", [{}, {"content": None}, {"content": ""}, {"content": []}], ids=str
+    )
+    @pytest.mark.parametrize(
+        "written",
+        [
+            "{{ m.content + '.' }}",
+            "{% if m.content is none %}{{ raise_exception('none') }}{% endif %}{{ m.content }}.",
+            "{% for part in m.content %}{{ part.text }}{% endfor %}.",
+            "{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}"
+            "{{ part.text }}{% endfor %}{% endif %}.",
+        ],
+    )
+    def test_reasoning_alone_has_content_for_every_template(
+        self, written: str, content: dict[str, Any]
+    ) -> None:
+        source = f"{{% for m in messages %}}<{{{{ m.reasoning_content }}}}>{written}{{% endfor %}}"
+        message = {"role": "assistant", "reasoning": "hm", **content}
+        assert ChatTemplate(source, tokens={}).render([message]) == "<hm>."
+
+    def test_a_template_that_refuses_it_gets_a_part_of_thinking(self) -> None:
+        source = (
+            "{% for m in messages %}{% if m.content is string %}"
+            "{% if not m.content %}{{ raise_exception('empty') }}{% endif %}{{ m.content }}"
+            "{% else %}{% for p in m.content %}<{{ p.thinking }}>{% endfor %}{% endif %}{% endfor %}"
+        )
+        message = {"role": "assistant", "content": None, "reasoning": "hm"}
+        assert ChatTemplate(source, tokens={}).render([message]) == "<hm>"
+        with pytest.raises(TemplateError, match="empty"):
+            ChatTemplate(source, tokens={}).render([{"role": "assistant", "content": ""}])
+
+    @pytest.mark.sample(14)
+    def test_the_templates_of_models_write_turns_of_reasoning_alone(self, source: str) -> None:
+        template = ChatTemplate(source, tokens=TOKENS)
+        texts = []
+        for content in ({}, {"content": None}, {"content": ""}, {"content": []}):
+            turn = {"role": "assistant", "reasoning_content": "hm", **content}
+            texts.append(attempt(template, [USER[0], turn, USER[2]]))
+        if attempt(template, USER) is not None:
+            assert texts[2] is not None
+        assert texts == [texts[2]] * 4
 
     def test_developer_is_system_to_templates_that_do_not_know_it(self) -> None:
         message = [{"role": "developer", "content": ""}]
