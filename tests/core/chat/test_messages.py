@@ -213,7 +213,8 @@ class TestMessages:
         source = (
             "{% for m in messages %}{% if m.content is string %}"
             "{% if not m.content %}{{ raise_exception('empty') }}{% endif %}{{ m.content }}"
-            "{% else %}{% for p in m.content %}<{{ p.thinking }}>{% endfor %}{% endif %}{% endfor %}"
+            "{% else %}{% for p in m.content %}<{{ p.thinking }}>{% endfor %}{% endif %}"
+            "{% endfor %}"
         )
         message = {"role": "assistant", "content": None, "reasoning": "hm"}
         assert ChatTemplate(source, tokens={}).render([message]) == "<hm>"

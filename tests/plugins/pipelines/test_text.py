@@ -469,9 +469,7 @@ def test_a_template_gets_reasoning_by_the_name_that_it_reads(
 def test_a_turn_may_have_reasoning_alone(
     tokenizer: Tokenizer, content: dict[str, Any], reasoning: str
 ) -> None:
-    source = (
-        "{% for m in messages %}<{{ m.reasoning_content }}>{{ m.content + '.' }}{% endfor %}"
-    )
+    source = "{% for m in messages %}<{{ m.reasoning_content }}>{{ m.content + '.' }}{% endfor %}"
     preparer = Preparer(served_echo(tokenizer, template=ChatTemplate(source, tokens={})))
     user = {"role": "user", "content": "b"}
     answer = {"role": "assistant", "reasoning": reasoning, **content}
