@@ -24,6 +24,7 @@ from ostro.core.chat.messages import (
     content_of,
     is_reasoning_alone,
     parse_arguments,
+    thinking_part,
     tool_fields,
 )
 from ostro.core.chat.renderer import RENDERER, Renderer
@@ -132,9 +133,8 @@ class ChatTemplate:
         for message in arranged:
             if "content" not in message:
                 message |= self.empty_form
-            if is_reasoning_alone(message) and not self.takes_empty_answers:
-                thought = {"type": "thinking", "thinking": message["reasoning_content"]}
-                message["content"] = [thought]
+            if is_reasoning_alone(message) and self.reads_thinking_parts:
+                message["content"] = [thinking_part(message)]
             for call in message.get("tool_calls") or ():
                 function = call.get("function", call)
                 arguments = function.get("arguments")
@@ -232,12 +232,18 @@ class ChatTemplate:
         return not self.takes_text_arguments
 
     @cached_property
-    def takes_empty_answers(self) -> bool:
-        """Whether the template takes reasoning without text.
+    def reads_thinking_parts(self) -> bool:
+        """Whether the template takes reasoning without text as a part of the content alone.
 
-        Those that refuse it (Mistral's) read reasoning from a part of the content.
+        Mistral's refuse a content without text and parts.
         """
         arranged = arrange(PROBE_REASONING, self.features)
+        parts = [{**message} for message in arranged]
+        parts[1]["content"] = [thinking_part(parts[1])]
+        return not self._accepts(arranged) and self._accepts(parts)
+
+    def _accepts(self, arranged: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether the template renders a conversation."""
         try:
             self.fill(self._variables(arranged, None, {}))
         except TemplateError:

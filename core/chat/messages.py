@@ -182,6 +182,11 @@ def is_reasoning_alone(message: Mapping[str, Any]) -> bool:
     return given and not message.get("tool_calls") and is_empty(message["content"])
 
 
+def thinking_part(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The reasoning of an arranged message as a part of a content."""
+    return {"type": "thinking", "thinking": message["reasoning_content"]}
+
+
 def content_of(content: Any, features: TemplateFeatures, place: str = "") -> Any:
     """A content in the form that a template expects. Raises RequestError if it is malformed."""
     if content is None:

@@ -220,6 +220,9 @@ class TestMessages:
         assert ChatTemplate(source, tokens={}).render([message]) == "<hm>"
         with pytest.raises(TemplateError, match="empty"):
             ChatTemplate(source, tokens={}).render([{"role": "assistant", "content": ""}])
+        needs_tools = "{% if not tools %}{{ raise_exception('none') }}{% endif %}" + CHATML
+        text = ChatTemplate(needs_tools, tokens={}).render([message], tools=[TOOL])
+        assert text.startswith("<|im_start|>assistant\n<|im_end|>")
 
     @pytest.mark.sample(14)
     def test_the_templates_of_models_write_turns_of_reasoning_alone(self, source: str) -> None:

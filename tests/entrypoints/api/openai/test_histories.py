@@ -12,7 +12,8 @@ TEMPLATE = (
     "{{ raise_exception('the system message must be first') }}{% endif %}"
     "({{ m.role }}: {{ m.reasoning_content or '' }}|{{ m.content }}"
     "{% for c in m.tool_calls or [] %}[{{ c.function.name }}"
-    "{% for k, v in c.function.arguments | items %} {{ k }}={{ v }}{% endfor %}]{% endfor %}){% endfor %}"
+    "{% for k, v in c.function.arguments | items %} {{ k }}={{ v }}{% endfor %}]"
+    "{% endfor %}){% endfor %}"
 )
 """The echo engine answers with the prompt."""
 
