@@ -108,12 +108,36 @@ CORE: Mapping[str, Mapping[str, Change]] = {
     },
     "core/chat/messages.py": {
         "empty-content-beside-calls-stays": (
-            "if calls and _is_empty(content):",
+            "if calls and is_empty(content):",
             "if calls and content is None:",
         ),
         "arguments-may-be-a-json-list": (
-            "return value if isinstance(value, dict) else arguments",
-            "return value",
+            'return msgspec.json.decode(arguments or "{}", type=dict[str, Any])',
+            'return msgspec.json.decode(arguments or "{}")',
+        ),
+    },
+    "core/chat/systems.py": {
+        "order-of-system-messages-is-free": (
+            "return -1 not in places and places == sorted(places)",
+            "return -1 not in places",
+        ),
+        "late-message-separates-a-call-from-its-result": (
+            'if block is not None and message["role"] in ("user", "tool"):',
+            'if block is not None and message["role"] == "user":',
+        ),
+        "late-message-behind-a-user-is-a-turn": (
+            'if placed and placed[-1]["role"] in ("user", "tool"):',
+            'if placed and placed[-1]["role"] == "tool":',
+        ),
+    },
+    "core/chat/__init__.py": {
+        "conversations-are-tried-without-tools": (
+            "listed = PROBE_TOOLS if tools else None",
+            "listed = None",
+        ),
+        "arguments-stay-text-that-a-template-leaves-out": (
+            "return CUT in self.fill(",
+            "return CUT != self.fill(",
         ),
     },
     "core/engine/blocks.py": {
@@ -914,6 +938,10 @@ PLUGINS: Mapping[str, Mapping[str, Change]] = {
             "thinking.budget_tokens >= request.max_tokens:",
             "thinking.budget_tokens > request.max_tokens:",
         ),
+        "text-behind-a-line-about-billing-is-left-out": (
+            "if BILLING.fullmatch(text):",
+            "if BILLING.match(text):",
+        ),
     },
     "plugins/apis/anthropic/stream.py": {
         "max-tokens-is-a-full-context": (
@@ -1210,6 +1238,10 @@ PLUGINS: Mapping[str, Mapping[str, Change]] = {
         "result-of-a-tool-without-its-call": (
             'if message.role == "tool" and message.tool_call_id not in known:',
             "if False:",
+        ),
+        "empty-reasoning-is-not-reasoning": (
+            'message.role == "assistant" and message.reasoning is not None',
+            'message.role == "assistant" and message.reasoning',
         ),
     },
     "plugins/pipelines/text/tools.py": {

@@ -13,16 +13,30 @@ import msgspec
 
 from ostro.core.chat.escape import ControlTokenEscaper
 from ostro.core.chat.messages import (
+    CUT,
     EMPTY_FORMS,
     PROBE,
+    PROBE_REASONING,
     PROBE_TOOLS,
     WRITTEN,
     TemplateFeatures,
     arrange,
     content_of,
+    is_reasoning_alone,
+    parse_arguments,
+    thinking_part,
     tool_fields,
 )
 from ostro.core.chat.renderer import RENDERER, Renderer
+from ostro.core.chat.systems import (
+    conversation,
+    is_system,
+    join_leading,
+    late_places,
+    leading,
+    move_late,
+    shows_in_order,
+)
 from ostro.core.chat.worker import ENVIRONMENT
 from ostro.core.errors import RequestError, TemplateError, nearest
 from ostro.core.tokenizer import Tokenizer
@@ -83,6 +97,7 @@ class ChatTemplate:
         self.tokens = dict(tokens)
         self.tool_use = tool_use
         self._renderer = renderer
+        self._shown: dict[tuple[tuple[str, ...], bool], bool] = {}
 
     def for_tools(self, tools: Sequence[Any] | None) -> ChatTemplate:
         """The template that renders a chat with these tools, or without any."""
@@ -118,7 +133,60 @@ class ChatTemplate:
         for message in arranged:
             if "content" not in message:
                 message |= self.empty_form
-        return self._variables(arranged, tools, options)
+            if is_reasoning_alone(message) and self.reads_thinking_parts:
+                message["content"] = [thinking_part(message)]
+            for call in message.get("tool_calls") or ():
+                function = call.get("function", call)
+                arguments = function.get("arguments")
+                if self._needs_object(arguments):
+                    function["arguments"] = parse_arguments(arguments)
+        return self._variables(self._place_systems(arranged, bool(tools)), tools, options)
+
+    def _place_systems(
+        self, arranged: Sequence[dict[str, Any]], tools: bool
+    ) -> Sequence[dict[str, Any]]:
+        """Change system messages that the template refuses, leaves out or moves.
+
+        Those before the first turn become one, later ones a part of other turns. A template that
+        does not write a single one gets them unchanged.
+        """
+        named = any(message["role"] == "developer" for message in arranged)
+        if named and self._leaves_out_developers(tools):
+            arranged = [
+                {**message, "role": "system"} if is_system(message) else message
+                for message in arranged
+            ]
+        count = leading(arranged)
+        roles = [message["role"] for message in arranged if is_system(message)]
+        if count == len(roles) < 2 or not self._shows((roles[0], "user"), tools):
+            return arranged
+        first, late = roles[0], sorted({*roles[count:]})
+        if not all(self._shows((first, role, "user"), tools) for role in {*roles[1:count]}):
+            arranged = join_leading(arranged)
+        tried = [places for role in late for places in late_places(first, role)]
+        if not all(self._shows(places, tools) for places in tried):
+            arranged = move_late(arranged, self.features)
+        return arranged
+
+    def _leaves_out_developers(self, tools: bool) -> bool:
+        """Whether the template, which names this role, writes the messages of systems only."""
+        shown = (self._shows((role, "user"), tools) for role in ("developer", "system"))
+        return not next(shown) and next(shown)
+
+    def _shows(self, roles: tuple[str, ...], tools: bool) -> bool:
+        """Whether a conversation of these roles shows its texts in order; tried once for each."""
+        if (known := self._shown.get((roles, tools))) is not None:
+            return known
+        messages = conversation(roles)
+        listed = PROBE_TOOLS if tools else None
+        try:
+            text = self.fill(self._variables(arrange(messages, self.features), listed, {}))
+        except TemplateError:
+            shown = False
+        else:
+            shown = shows_in_order(text, messages)
+        self._shown[roles, tools] = shown
+        return shown
 
     def _variables(
         self,
@@ -156,6 +224,45 @@ class ChatTemplate:
         except TemplateError:
             return inf
         return text.count("None") if WRITTEN in text else inf
+
+    def _needs_object(self, arguments: Any) -> bool:
+        """Whether arguments are text that is not a JSON object, and the template reads fields."""
+        if not isinstance(arguments, str) or self.features.text_arguments:
+            return False
+        return not self.takes_text_arguments
+
+    @cached_property
+    def reads_thinking_parts(self) -> bool:
+        """Whether the template takes reasoning without text as a part of the content alone.
+
+        Mistral's refuse a content without text and parts.
+        """
+        arranged = arrange(PROBE_REASONING, self.features)
+        parts = [{**message} for message in arranged]
+        parts[1]["content"] = [thinking_part(parts[1])]
+        return not self._accepts(arranged) and self._accepts(parts)
+
+    def _accepts(self, arranged: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether the template renders a conversation."""
+        try:
+            self.fill(self._variables(arranged, None, {}))
+        except TemplateError:
+            return False
+        return True
+
+    @cached_property
+    def takes_text_arguments(self) -> bool:
+        """Whether the template writes arguments of a tool call that are text.
+
+        Templates that walk over the fields of arguments fail with text, or leave it out.
+        """
+        arranged = arrange(PROBE, self.features)
+        arranged[1] |= self.empty_form
+        arranged[1]["tool_calls"][0]["function"]["arguments"] = CUT
+        try:
+            return CUT in self.fill(self._variables(arranged, PROBE_TOOLS, {}))
+        except TemplateError:
+            return False
 
     def fill(
         self,

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from jinja2 import nodes
 
 from ostro.core.errors import RequestError
@@ -20,6 +21,9 @@ REASONING = ("reasoning_content", "thinking", "reasoning")
 
 WRITTEN = "ostro_call"
 """The text in a rendered `PROBE` whose template has written the tool call."""
+
+CUT = "ostro_arguments"
+"""The text in the arguments of a tool call that are not JSON."""
 
 PROBE: Sequence[Mapping[str, Any]] = (
     {"role": "user", "content": "a"},
@@ -52,6 +56,13 @@ PROBE_TOOLS: Sequence[Mapping[str, Any]] = (
     },
 )
 """The tools of `PROBE`. Their names differ from `WRITTEN`: templates list them, too."""
+
+PROBE_REASONING: Sequence[Mapping[str, Any]] = (
+    {"role": "user", "content": "a"},
+    {"role": "assistant", "reasoning_content": "b"},
+    {"role": "user", "content": "c"},
+)
+"""A conversation with an answer of reasoning without text."""
 
 EMPTY_FORMS: Sequence[Mapping[str, Any]] = (
     {"content": ""},
@@ -125,11 +136,14 @@ def arrange(
             fields["role"] = "system"
         calls = fields.get("tool_calls")
         content = content_of(fields.get("content"), features, place)
-        if calls and _is_empty(content):
+        reasoning = next((fields[key] for key in REASONING if fields.get(key) is not None), None)
+        if calls and is_empty(content):
             fields.pop("content", None)
+        elif reasoning is not None and is_empty(content):
+            # Templates take null for tool calls, or write it as text.
+            fields["content"] = content_of("", features)
         else:
             fields["content"] = content
-        reasoning = next((fields[key] for key in REASONING if fields.get(key) is not None), None)
         if reasoning is not None:
             names = {"thinking": reasoning, "reasoning": reasoning}
             fields = {**names, **fields, "reasoning_content": reasoning}
@@ -155,11 +169,22 @@ def present(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _is_empty(content: Any) -> bool:
+def is_empty(content: Any) -> bool:
     """Whether a content has no text and no media. Clients send "", null, [] or an empty part."""
     if isinstance(content, list):
         return all(part.get("type") == "text" and not part["text"] for part in content)
     return not content
+
+
+def is_reasoning_alone(message: Mapping[str, Any]) -> bool:
+    """Whether an arranged message has reasoning, and neither text nor calls of tools."""
+    given = message.get("reasoning_content") is not None
+    return given and not message.get("tool_calls") and is_empty(message["content"])
+
+
+def thinking_part(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The reasoning of an arranged message as a part of a content."""
+    return {"type": "thinking", "thinking": message["reasoning_content"]}
 
 
 def content_of(content: Any, features: TemplateFeatures, place: str = "") -> Any:
@@ -191,7 +216,10 @@ def content_of(content: Any, features: TemplateFeatures, place: str = "") -> Any
 
 
 def _call(call: Any, features: TemplateFeatures, place: str) -> dict[str, Any]:
-    """Convert a tool call's arguments to an object, or to text if the template expects it."""
+    """Convert a tool call's arguments to an object, or to text if the template expects it.
+
+    Text that is not a JSON object stays: see `ChatTemplate.takes_text_arguments`.
+    """
     function = call.get("function", call) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise RequestError(f"{place}.tool_calls has an entry without a function", param="messages")
@@ -204,13 +232,21 @@ def _call(call: Any, features: TemplateFeatures, place: str) -> dict[str, Any]:
     return {**present(call), "function": function} if "function" in call else function
 
 
-def _parse(arguments: str) -> Any:
+def parse_arguments(arguments: str) -> dict[str, Any]:
+    """Return the arguments of a tool call, which are JSON of a model, as an object.
+
+    Other text, such as that of a call that was cut off, is the field `INVALID_JSON` of one.
+    """
+    parsed = _parse(arguments)
+    return parsed if isinstance(parsed, dict) else {"INVALID_JSON": arguments}
+
+
+def _parse(arguments: str) -> dict[str, Any] | str:
     """Parse arguments; text that is not a JSON object is returned unchanged."""
     try:
-        value = json.loads(arguments or "{}")
+        return msgspec.json.decode(arguments or "{}", type=dict[str, Any])
     except (ValueError, RecursionError):
         return arguments
-    return value if isinstance(value, dict) else arguments
 
 
 def _aliases(tree: nodes.Template, field: str) -> set[str]:

@@ -62,7 +62,7 @@ class Message(msgspec.Struct, kw_only=True):
     """One turn of a conversation.
 
     role          system, developer, user, assistant or tool
-    content       text, or parts; None for an answer that consists of tool calls
+    content       text, or parts; None for an answer of tool calls or reasoning alone
     reasoning     the reasoning of an answer
     tool_calls    the calls of an answer
     tool_call_id  the id of the call that a message of the role tool has the result of

@@ -11,7 +11,7 @@ from ostro.core.chat import (
     missing_template,
     prompt_tokens,
 )
-from ostro.core.chat.messages import TemplateFeatures
+from ostro.core.chat.messages import TemplateFeatures, parse_arguments
 from ostro.core.ipc.client import AsyncEngine
 from ostro.core.media.parts import check_count
 from ostro.core.media.process import MediaSource
@@ -205,6 +205,7 @@ __all__ = [
     "fetch_all",
     "load_tokenizer",
     "missing_template",
+    "parse_arguments",
     "parse_request",
     "prompt_tokens",
     "resample",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -41,6 +42,9 @@ from ostro.plugins.apis.anthropic.schema import (
     ToolUseBlockParam,
 )
 from ostro.plugins.apis.anthropic.support import takes_tool
+
+BILLING = re.compile(r"x-anthropic-billing-header: [^\r\n]*\n?")
+"""The line with which some clients begin the system prompt. No text for the model is in it."""
 
 AnyBlock = Block | ToolReferenceBlockParam
 Placed = tuple[str, AnyBlock]
@@ -89,9 +93,8 @@ def chat_request(request: CountTokensRequest) -> ChatRequest:
 def chat_messages(request: CountTokensRequest) -> list[Message]:
     """Return the messages of a chat request."""
     messages: list[Message] = []
-    if request.system:
-        system = content_of(placed(request.system, "system"))
-        messages.append(Message(role="system", content=system))
+    if request.system and (blocks := without_billing(placed(request.system, "system"))):
+        messages.append(Message(role="system", content=content_of(blocks)))
     calls: set[str] = set()  # ids of the tool calls in the preceding answer
     for role, blocks in turns(request.messages):
         if role == "assistant":
@@ -102,6 +105,17 @@ def chat_messages(request: CountTokensRequest) -> list[Message]:
         else:
             messages.append(Message(role=role, content=content_of(blocks)))
     return messages
+
+
+def without_billing(system: list[Placed]) -> list[Placed]:
+    """Return the blocks of a system prompt without a first one that is a line about billing.
+
+    Its hash is another one in each request, so that the prefix cache would find nothing behind it.
+    """
+    match system:
+        case [(_, TextBlockParam(text=text)), *rest] if BILLING.fullmatch(text):
+            return rest
+    return system
 
 
 def turns(messages: Sequence[MessageParam]) -> list[tuple[str, list[Placed]]]:

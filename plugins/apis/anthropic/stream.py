@@ -6,12 +6,19 @@ import hashlib
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
 from ostro.http import Generation
-from ostro.pipelines import ChoiceEnd, Event, Reasoning, Text, ToolCallArguments, ToolCallStart
+from ostro.pipelines import (
+    ChoiceEnd,
+    Event,
+    Reasoning,
+    Text,
+    ToolCallArguments,
+    ToolCallStart,
+    parse_arguments,
+)
 from ostro.plugins.apis.anthropic.responses import (
     AssistantMessage,
     BlockEvent,
@@ -219,13 +226,5 @@ def content_of(events: Iterable[BlockEvent]) -> list[ContentBlock]:
             case ThinkingBlock():
                 block.thinking = "".join(texts)
             case ToolUseBlock():
-                block.input = parsed("".join(texts))
+                block.input = parse_arguments("".join(texts))
     return blocks
-
-
-def parsed(arguments: str) -> dict[str, Any]:
-    """Return the arguments of a tool call, which are JSON of a model."""
-    try:
-        return msgspec.json.decode(arguments or "{}", type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError):
-        return {"INVALID_JSON": arguments}

@@ -87,9 +87,11 @@ def check_message(message: Message, where: str) -> None:
                     f"{where}: {name} belongs to the role assistant", param=f"{where}.{name}"
                 )
     where = f"{where}.content"
-    if message.content is None and not message.tool_calls:
+    if message.tool_calls or (message.role == "assistant" and message.reasoning is not None):
+        return  # an answer may end before its text
+    if message.content is None:
         raise RequestError(f"{where} is missing", param=where)
-    if not message.content and not isinstance(message.content, str) and not message.tool_calls:
+    if not message.content and not isinstance(message.content, str):
         raise RequestError(f"{where} is an empty list", param=where)
 
 

@@ -290,6 +290,58 @@ def test_thinking_returns_to_the_template_and_redacted_thinking_does_not() -> No
     assert result.content == [MediaPart("image", "data:image/png;base64,AA==")]
 
 
+BILLING = "x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; cch=a1b2c;"
+
+
+@pytest.mark.parametrize(
+    ("system", "said"),
+    [
+        ([BILLING, "Be kind."], "Be kind."),
+        ([BILLING + "\n", "Be kind.", "Be brief."], "Be kind.\nBe brief."),
+        ([BILLING], None),
+        (BILLING, None),
+        (["Be kind.", BILLING], f"Be kind.\n{BILLING}"),
+        ([BILLING, BILLING], BILLING),
+        ([f"{BILLING}\nBe kind."], f"{BILLING}\nBe kind."),
+        ([f"{BILLING}\r\nBe kind."], f"{BILLING}\r\nBe kind."),
+        ([f" {BILLING}", "Be kind."], f" {BILLING}\nBe kind."),
+        ([BILLING.upper(), "Be kind."], f"{BILLING.upper()}\nBe kind."),
+        (["x-anthropic-billing-header", "Be kind."], "x-anthropic-billing-header\nBe kind."),
+        (["x-anthropic-billing-headers: a", "b"], "x-anthropic-billing-headers: a\nb"),
+    ],
+)
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_billing_line_is_not_part_of_the_prompt(
+    counts: bool, system: Any, said: str | None
+) -> None:
+    from ostro.pipelines import Message, parse_request
+    from ostro.plugins.apis.anthropic.conversation import chat_messages
+    from ostro.plugins.apis.anthropic.schema import CountTokensRequest, MessagesRequest
+
+    if isinstance(system, list):
+        system = [{"type": "text", "text": text} for text in system]
+    body = {"model": "m", "system": system, "messages": [USER]}
+    if counts:
+        request = parse_request(body, CountTokensRequest)
+    else:
+        request = parse_request({**body, "max_tokens": 8}, MessagesRequest)
+    *systems, user = chat_messages(request)
+    assert user == Message(role="user", content="hi")
+    assert systems == ([] if said is None else [Message(role="system", content=said)])
+
+
+def test_the_prompt_stays_the_same_with_another_billing_line(server: Any) -> None:
+    counts, prompts = [], []
+    for hash in ("a1b2c", "f00d5e"):
+        line = BILLING.replace("a1b2c", hash)
+        system = [{"type": "text", "text": line}, {"type": "text", "text": "Be kind."}]
+        assert ask(server, system=system).status_code == 200
+        prompts.append(server.echo.seen[-1].tokens)
+        body = {"model": "echo", "system": system, "messages": [USER]}
+        counts.append(server.post(COUNT, **body).json()["input_tokens"])
+    assert prompts[0] == prompts[1] and counts == [len(prompts[0])] * 2
+
+
 def nest(depth: int) -> Any:
     """Arguments with nested objects."""
     found: Any = {}

@@ -102,6 +102,16 @@ def test_results_are_found_below_a_root_path(start: Any, prefix: str) -> None:
     assert '"custom_id":"a"' in result
 
 
+def test_a_billing_line_is_not_part_of_the_prompt(client: Any) -> None:
+    texts = ("x-anthropic-billing-header: cch=a1b2c;", "Be kind.")
+    system = [{"type": "text", "text": text} for text in texts]
+    made = client.messages.batches.create(requests=[item("a", system=system)])
+    end_of(client, made.id)
+    [found] = client.messages.batches.results(made.id)
+    [block] = found.result.message.content
+    assert block.text == "system\nBe kind.\nuser\na\nassistant\n"
+
+
 def test_one_bad_request_is_an_error_and_the_others_run(server: Any, client: Any) -> None:
     names = [f"request-{n}" for n in range(40)]
     requests = [item(name) for name in names]

@@ -462,6 +462,32 @@ def test_a_template_gets_reasoning_by_the_name_that_it_reads(
     assert Preparer(served_echo(tokenizer, template=template)).render_chat(request) == ".ab."
 
 
+@pytest.mark.parametrize(
+    "content", [{}, {"content": None}, {"content": ""}, {"content": []}], ids=str
+)
+@pytest.mark.parametrize("reasoning", ["a", ""])
+def test_a_turn_may_have_reasoning_alone(
+    tokenizer: Tokenizer, content: dict[str, Any], reasoning: str
+) -> None:
+    source = "{% for m in messages %}<{{ m.reasoning_content }}>{{ m.content + '.' }}{% endfor %}"
+    preparer = Preparer(served_echo(tokenizer, template=ChatTemplate(source, tokens={})))
+    user = {"role": "user", "content": "b"}
+    answer = {"role": "assistant", "reasoning": reasoning, **content}
+    request = chat(messages=[user, answer, user])
+    assert preparer.render_chat(request) == f"<>b.<{reasoning}>.<>b."
+
+
+@pytest.mark.parametrize("content", [{}, {"content": None}, {"content": []}], ids=str)
+@pytest.mark.parametrize("role", ["user", "assistant"])
+def test_a_turn_of_nothing_is_refused(
+    tokenizer: Tokenizer, content: dict[str, Any], role: str
+) -> None:
+    user = {"role": "user", "content": "b"}
+    request = chat(messages=[user, {"role": role, **content}, user])
+    with pytest.raises(RequestError, match=r"messages\[1\]\.content is (missing|an empty list)"):
+        Preparer(served_echo(tokenizer)).render_chat(request)
+
+
 def test_parse_takes_what_clients_send() -> None:
     request = parse_request(
         {

@@ -220,6 +220,18 @@ def test_another_turn_of_the_assistant_is_another_message() -> None:
     ]
 
 
+def test_reasoning_alone_is_a_message() -> None:
+    user = {"role": "user", "content": "a"}
+    assert chat_messages(None, items_of(user, THOUGHT, user, THOUGHT, THOUGHT, user)) == [
+        Message(role="user", content="a"),
+        Message(role="assistant", reasoning="hm"),
+        Message(role="user", content="a"),
+        Message(role="assistant", reasoning="hm"),
+        Message(role="assistant", reasoning="hm"),
+        Message(role="user", content="a"),
+    ]
+
+
 def refusal(text: str, *parts: dict[str, Any]) -> dict[str, Any]:
     return {"role": "assistant", "content": [*parts, {"type": "refusal", "refusal": text}]}
 
