@@ -23,8 +23,9 @@ Generated from the types of the requests; the [OpenAPI document](openapi.json) h
 - *accepted*: valid values have no effect, for the reason given; others are errors.
 - *rejected*: status 400 with the code `unsupported`, if it is not null.
 
-Any other field is an error that names it. *extension*: the API that the route is named after lacks
-the field. The last column is the first test of the API that names the field.
+Any other field is ignored: the header `x-ostro-ignored` of the response names it. With
+`--strict-fields` it is an error. *extension*: the API that the route is named after lacks the
+field. The last column is the first test of the API that names the field.
 """
 FindTest = Callable[[Route, str], str]
 """Returns a test of a route that names a field, "" without one."""
