@@ -52,6 +52,7 @@ from ostro.entrypoints.api.openai.responses.response import (
     Response,
     usage_of,
 )
+from ostro.entrypoints.api.openai.responses.tools import functions_of
 from ostro.entrypoints.api.openai.types import finite
 from ostro.entrypoints.operations.tasks.text import Generation
 
@@ -81,6 +82,7 @@ class ResponseBuilder:
         self, response: Response, token_bytes: Callable[[int], bytes], *, logprobs: bool = False
     ) -> None:
         self.response, self.token_bytes, self.logprobs = response, token_bytes, logprobs
+        self.functions = {each.name: each for each in functions_of(response.tools)}
         self.open: OpenText | None = None
         self.calls: dict[int, tuple[int, FunctionCallItem, list[str]]] = {}
         self.finish: Finish | None = None
@@ -114,13 +116,7 @@ class ResponseBuilder:
                 yield from self.add_text(event)
             case ToolCallStart():
                 yield from self.close_text("completed")
-                item = FunctionCallItem(
-                    id=new_id("fc_"),
-                    call_id=event.id,
-                    name=event.name,
-                    arguments="",
-                    status="in_progress",
-                )
+                item = self.new_call(event)
                 self.calls[event.call] = (len(self.output), item, [])
                 yield self.begin(item)
             case ToolCallArguments():
@@ -129,6 +125,20 @@ class ResponseBuilder:
                 yield ArgumentsDelta(item_id=str(item.id), output_index=index, delta=event.text)
             case ChoiceEnd():
                 self.finish = event.finish
+
+    def new_call(self, event: ToolCallStart) -> FunctionCallItem:
+        """Return the item of a call: the function has the name that the client gave it."""
+        item = FunctionCallItem(
+            id=new_id("fc_"),
+            call_id=event.id,
+            name=event.name,
+            arguments="",
+            status="in_progress",
+        )
+        function = self.functions.get(event.name)
+        if function is not None and function.namespace is not None:
+            item.name, item.namespace = function.tool.name, function.namespace.name
+        return item
 
     def begin(self, item: OutputItem) -> ResponseEvent:
         """Add an item to the output."""

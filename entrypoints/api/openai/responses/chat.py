@@ -25,6 +25,7 @@ from ostro.entrypoints.api.openai.responses.items import (
     OutputText,
     Part,
     ReasoningItem,
+    joined_name,
     tag_of,
 )
 
@@ -51,7 +52,8 @@ def chat_messages(instructions: str | None, items: Sequence[Item]) -> list[Messa
                 answer = open_answer(messages)
                 if not answer.tool_calls:
                     answer.tool_calls = calls = []
-                calls.append(ToolCall(id=item.call_id, name=item.name, arguments=item.arguments))
+                name = joined_name(item.namespace, item.name)
+                calls.append(ToolCall(id=item.call_id, name=name, arguments=item.arguments))
             case FunctionCallOutputItem():
                 content = content_of(item.output)
                 messages.append(Message(role="tool", tool_call_id=item.call_id, content=content))

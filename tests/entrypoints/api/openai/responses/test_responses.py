@@ -14,7 +14,7 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from ostro.core.errors import EngineDied, RequestError, Unsupported
-from ostro.core.messages.text import ChoiceEnd, Event
+from ostro.core.messages.text import ChoiceEnd, Event, ToolCallStart
 from ostro.core.messages.text_requests import (
     JSON_OBJECT,
     ChatRequest,
@@ -45,9 +45,11 @@ from ostro.entrypoints.operations.documents.state import State
 from ostro.entrypoints.operations.requests.decoding import decode
 
 
-def run(script: Sequence[Event], error: Exception | None = None) -> list[ResponseEvent]:
+def run(
+    script: Sequence[Event], error: Exception | None = None, **fields: Any
+) -> list[ResponseEvent]:
     """Return the events of a response that is not stored."""
-    request = read_response_request(ResponseBody(input="x", store=False))
+    request = read_response_request(ResponseBody(input="x", store=False, **fields))
     generation: Any = ScriptedGeneration(script, error)
     operations: Any = None
     responses = Responses(State(), operations)
@@ -313,6 +315,51 @@ def test_the_choice_of_tools(choice: Any, expected: tuple[str | None, list[str] 
     kept = (None, None) if choice in ("auto", "none") else expected
     assert (without.tool_choice, without.allowed_tools) == kept
     assert without.tools == [] and without.parallel_tool_calls is None
+
+
+SPACE = {"type": "namespace", "name": "n", "description": "All.", "tools": [F, {**F, "name": "g"}]}
+
+
+@pytest.mark.parametrize(
+    ("choice", "allowed"),
+    [
+        ({**F, "name": "n__g"}, ["n__g"]),
+        ({**F, "name": "g", "namespace": "n"}, ["n__g"]),
+        (
+            {
+                "type": "allowed_tools",
+                "mode": "required",
+                "tools": [F, {**F, "namespace": "n"}, {**F, "name": "n__g"}],
+            },
+            ["f", "n__f", "n__g"],
+        ),
+    ],
+)
+def test_functions_of_namespaces_have_joined_names(choice: Any, allowed: list[str]) -> None:
+    chat = chat_of(tools=[SPACE, F], tool_choice=choice)
+    described = Tool("n__f", description="Functions n__*: All.\n\n")
+    assert chat.tools == [described, Tool("n__g"), Tool("f")]
+    assert (chat.tool_choice, chat.allowed_tools) == ("required", allowed)
+
+
+def test_a_call_in_a_namespace_is_joined_for_the_model() -> None:
+    (message,) = chat_messages(None, items_of({**CALL, "namespace": "n"}))
+    assert message.tool_calls == [ToolCall(id="c1", name="n__f", arguments="{}")]
+
+
+def test_names_that_a_namespace_does_not_have_are_left_as_they_are() -> None:
+    """Names are looked up, not split: `weather__time` may be a function of its own."""
+    tools = [
+        {"type": "namespace", "name": "a", "tools": [{**F, "name": "b__c"}]},
+        {**F, "name": "a__d"},
+    ]
+    called = [ToolCallStart(call=i, id=f"call_{i}", name=n) for i, n in enumerate(CALLED)]
+    last: Any = run([*called, ChoiceEnd(finish="tool_calls")], tools=raw(*tools))[-1]
+    found = [(item.namespace, item.name) for item in last.response.output]
+    assert found == [("a", "b__c"), (msgspec.UNSET, "a__d"), (msgspec.UNSET, "a__e")]
+
+
+CALLED = ("a__b__c", "a__d", "a__e")
 
 
 def test_allowed_tools_are_some() -> None:

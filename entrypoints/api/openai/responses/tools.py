@@ -1,0 +1,260 @@
+"""The tools of a response: functions, also those of namespaces, and the names that a model sees."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+
+import msgspec
+
+from ostro.core.errors import OstroError, RequestError, Unsupported
+from ostro.core.messages import text_requests
+from ostro.core.pipeline import mistyped
+from ostro.entrypoints.api.openai.responses.items import joined_name
+from ostro.entrypoints.operations.requests.decoding import decoder_of
+from ostro.entrypoints.operations.requests.ignored import ignore
+from ostro.entrypoints.operations.requests.known_fields import known_fields
+
+HOSTED = frozenset(
+    (
+        "code_interpreter",
+        "computer",
+        "computer_use",
+        "computer_use_preview",
+        "file_search",
+        "image_generation",
+        "mcp",
+        "programmatic_tool_calling",
+        "tool_search",
+        "web_search",
+        "web_search_preview",
+    )
+)
+"""Types of tools that OpenAI's servers have, without the dates of their versions."""
+VERSION = re.compile(r"_\d{4}_\d{2}_\d{2}$")
+"""The date at the end of a type."""
+PLACE = re.compile(r"tools\[(\d+)\]")
+"""The place of a tool at the beginning of an error, or of its parameter."""
+RawSchema = Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "object"})]
+"""A JSON schema. It is kept as text: as objects it can take twenty times the memory."""
+OptionalRawSchema = Annotated[
+    msgspec.Raw, msgspec.Meta(extra_json_schema={"type": ["object", "null"], "default": None})
+]
+NO_SCHEMA = msgspec.Raw(b"null")
+E = TypeVar("E", bound=OstroError)
+R = TypeVar("R", bound=msgspec.Struct)
+
+
+class FunctionChoice(
+    msgspec.Struct,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    tag_field="type",
+    tag="function",
+):
+    """The function that the model must call, or one that it may.
+
+    A function of a namespace is named with the field `namespace`, or as the model knows it.
+    """
+
+    name: str
+    namespace: str | None = None
+
+
+class AllowedTools(
+    msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="allowed_tools"
+):
+    """The functions that the model may (`auto`) or must (`required`) call."""
+
+    mode: Literal["auto", "required"]
+    tools: list[FunctionChoice]
+
+
+ToolChoice = Literal["auto", "none", "required"] | FunctionChoice | AllowedTools
+"""Whether the model calls functions."""
+
+
+class FunctionTool(
+    msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="function"
+):
+    """A function that the model may call; `parameters` is a JSON schema.
+
+    The arguments of calls of `strict` functions follow it.
+    """
+
+    name: str
+    description: str | None = None
+    parameters: OptionalRawSchema = msgspec.field(default_factory=lambda: NO_SCHEMA)
+    strict: bool | None = None
+
+
+class NamespaceTool(
+    msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="namespace"
+):
+    """Functions with a common prefix: the model knows them as `namespace__name`."""
+
+    name: str
+    description: str | None = None
+    tools: list[FunctionTool]
+
+
+class NamespaceBody(NamespaceTool, kw_only=True, tag="namespace"):
+    """The JSON of a `NamespaceTool`, before its functions are decoded."""
+
+    tools: list[msgspec.Raw]  # type: ignore[assignment]
+
+
+ResponseTool = FunctionTool | NamespaceTool
+"""A tool of a response."""
+
+
+class ToolKind(msgspec.Struct):
+    """The fields of a tool that say what it is."""
+
+    type: Any = "function"
+    execution: Any = None
+
+    @property
+    def is_hosted(self) -> bool:
+        """Whether OpenAI's servers run the tool, so that a client does without it elsewhere."""
+        kind = VERSION.sub("", self.type) if isinstance(self.type, str) else ""
+        return kind in HOSTED and self.execution != "client"
+
+
+class Function(NamedTuple):
+    """A function among the tools of a request; `place` is that of its declaration."""
+
+    tool: FunctionTool
+    place: str
+    namespace: NamespaceTool | None = None
+
+    @property
+    def name(self) -> str:
+        """The name by which the model knows the function."""
+        return joined_name(None if self.namespace is None else self.namespace.name, self.tool.name)
+
+    @property
+    def description(self) -> str | None:
+        """What the model reads. The first function of a namespace also describes the namespace."""
+        space, own = self.namespace, self.tool.description
+        if space is None or not space.description or space.tools[0] is not self.tool:
+            return own
+        return f"Functions {joined_name(space.name, '*')}: {space.description}\n\n{own or ''}"
+
+
+def read_tools(given: Sequence[msgspec.Raw]) -> list[ResponseTool]:
+    """Return the tools in a request's JSON, without those that only OpenAI's servers run.
+
+    Raises Unsupported for other types, and for the latter if they are errors; RequestError for a
+    malformed tool, and for two functions with one name for the model.
+    """
+    tools = list[ResponseTool]()
+    for i, raw in enumerate(given):
+        tool = read_tool(raw, f"tools[{i}]")
+        if tool is not None:
+            tools.append(tool)
+    names = set[str]()
+    for function in functions_of(tools):
+        if function.name in names:
+            raise RequestError(
+                f"{function.place}: another function has the name {function.name!r:.200} as well",
+                param=function.place,
+            )
+        names.add(function.name)
+    return tools
+
+
+def read_tool(raw: msgspec.Raw, where: str, *, nested: bool = False) -> ResponseTool | None:
+    """Return a tool, None for one to leave out. nested: it is one of a namespace."""
+    kind = read(raw, ToolKind, where)
+    match kind.type:
+        case "function":
+            return read(raw, FunctionTool, where)
+        case "namespace" if not nested:
+            space = read(raw, NamespaceBody, where)
+            tools = [
+                read_tool(each, f"{where}.tools[{i}]", nested=True)
+                for i, each in enumerate(space.tools)
+            ]
+            return NamespaceTool(
+                name=space.name,
+                description=space.description,
+                tools=[tool for tool in tools if isinstance(tool, FunctionTool)],
+            )
+    if kind.is_hosted and ignore(f"tools of the type {kind.type}"):
+        return None
+    raise Unsupported(
+        f"{where}: tools of type {kind.type!r:.80} are not supported; use functions", param=where
+    )
+
+
+def read(raw: msgspec.Raw, kind: type[R], where: str) -> R:
+    """Return an object of a request. Raises RequestError, and Unsupported as `known_fields`."""
+    decoder = decoder_of(kind)
+    with suppress(msgspec.ValidationError):
+        return decoder.decode(raw)
+    try:
+        return decoder.decode(known_fields(raw, kind, where))
+    except msgspec.ValidationError as error:
+        raise mistyped(error, where) from None
+
+
+def functions_of(tools: Sequence[ResponseTool] | None) -> Iterator[Function]:
+    """Yield all functions, also those of namespaces."""
+    for i, tool in enumerate(tools or ()):
+        if isinstance(tool, FunctionTool):
+            yield Function(tool, f"tools[{i}]")
+        else:
+            for j, each in enumerate(tool.tools):
+                yield Function(each, f"tools[{i}].tools[{j}]", tool)
+
+
+def chat_tool(function: Function) -> text_requests.Tool:
+    """Return the tool of a chat. Raises RequestError for parameters that are no object."""
+    tool, parameters = function.tool, {}
+    if tool.parameters != NO_SCHEMA:
+        parameters = schema_object(tool.parameters, f"{function.place}.parameters")
+    return text_requests.Tool(function.name, parameters, bool(tool.strict), function.description)
+
+
+def chosen_name(choice: FunctionChoice) -> str:
+    """Return the name by which the model knows a function that a request names."""
+    return joined_name(choice.namespace, choice.name)
+
+
+def schema_object(schema: msgspec.Raw, where: str) -> dict[str, Any]:
+    """Return a JSON schema as objects. Raises RequestError if it is none."""
+    try:
+        value = msgspec.json.decode(schema)
+    except msgspec.ValidationError as error:  # a number beyond all floats
+        raise mistyped(error, where) from None
+    if not isinstance(value, dict):
+        raise RequestError(f"{where}: expected an object", param=where)
+    return value
+
+
+def with_own_place(error: E, tools: Sequence[ResponseTool] | None) -> E:
+    """Return an error of a chat request, with the place that its tool has in the response's."""
+    found = PLACE.match(str(error))
+    if found is not None:
+        place = [*functions_of(tools)][int(found[1])].place
+        error.args = (place + str(error)[found.end() :],)
+        error.param = PLACE.sub(lambda _: place, error.param or "", count=1) or None
+    return error
+
+
+def check_choice(choice: Any) -> None:
+    """Raise Unsupported for a `tool_choice` in JSON that names another tool than a function."""
+    given = [choice]
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        given = choice["tools"] if isinstance(choice.get("tools"), list) else []
+    for each in given:
+        if isinstance(each, Mapping) and each.get("type") != "function":
+            raise Unsupported(
+                f"tool_choice: the type {each.get('type')!r:.80} is not supported; expected "
+                "function or allowed_tools",
+                param="tool_choice",
+            )
