@@ -1,4 +1,4 @@
-"""Items of responses and conversations: messages, function calls with their outputs, reasoning.
+"""Items of responses and conversations: messages, calls of tools with their outputs, reasoning.
 
 The types have the fields of OpenAI's items; they are stored and sent as they are.
 """
@@ -156,6 +156,32 @@ class FunctionCallOutputItem(Tagged, kw_only=True, tag="function_call_output"):
     status: Status | UnsetType = UNSET
 
 
+class CustomCallItem(Tagged, kw_only=True, tag="custom_tool_call"):
+    """A call of a custom tool, which may be one of a namespace; `input` is a text."""
+
+    call_id: str
+    name: str
+    namespace: str | UnsetType = UNSET
+    input: str
+    id: str | UnsetType = UNSET
+    status: Status | UnsetType = UNSET
+
+
+class CustomCallOutputItem(Tagged, kw_only=True, tag="custom_tool_call_output"):
+    """The result of a call of a custom tool."""
+
+    call_id: str
+    output: str | list[InputPart]
+    id: str | UnsetType = UNSET
+    status: Status | UnsetType = UNSET
+
+
+class CustomArguments(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The arguments of a call of a custom tool, which the model knows as a function."""
+
+    input: str
+
+
 class ReasoningItem(Tagged, kw_only=True, tag="reasoning"):
     """Reasoning of the model. The server writes no summaries.
 
@@ -175,17 +201,35 @@ class ItemReference(Tagged, kw_only=True, tag="item_reference"):
     id: str
 
 
-Item = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem
-OutputItem = MessageItem | FunctionCallItem | ReasoningItem
+CallItem = FunctionCallItem | CustomCallItem
+CallOutputItem = FunctionCallOutputItem | CustomCallOutputItem
+Item = (
+    MessageItem
+    | FunctionCallItem
+    | FunctionCallOutputItem
+    | CustomCallItem
+    | CustomCallOutputItem
+    | ReasoningItem
+)
+OutputItem = MessageItem | FunctionCallItem | CustomCallItem | ReasoningItem
 PREFIXES: Mapping[type, str] = {
     MessageItem: "msg_",
     FunctionCallItem: "fc_",
     FunctionCallOutputItem: "fco_",
+    CustomCallItem: "ctc_",
+    CustomCallOutputItem: "ctco_",
     ReasoningItem: "rs_",
 }
 """Prefixes of the ids of items."""
 
-KINDS = ("message", "function_call", "function_call_output", "reasoning")
+KINDS = (
+    "message",
+    "function_call",
+    "function_call_output",
+    "custom_tool_call",
+    "custom_tool_call_output",
+    "reasoning",
+)
 """Types of items that a conversation may contain."""
 INPUT_KINDS = (*KINDS, "item_reference")
 """Types of items that the input of a response may contain."""

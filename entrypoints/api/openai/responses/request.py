@@ -29,7 +29,8 @@ from ostro.entrypoints.api.openai.responses.items import (
 )
 from ostro.entrypoints.api.openai.responses.tools import (
     AllowedTools,
-    FunctionChoice,
+    FunctionTool,
+    NamedChoice,
     RawSchema,
     ResponseTool,
     ToolChoice,
@@ -292,8 +293,8 @@ def new_chat(request: InputTokensRequest, items: Sequence[Item]) -> ChatRequest:
         constraint=None if request.text is None else request.text.format.constraint,
     )
     match request.tool_choice:
-        case FunctionChoice() as function:
-            chat.tool_choice, chat.allowed_tools = "required", [chosen_name(function)]
+        case NamedChoice() as named:
+            chat.tool_choice, chat.allowed_tools = "required", [chosen_name(named)]
         case AllowedTools(tools=[]) if tools:
             raise RequestError(f"tool_choice: expected {CHOICES}", param="tool_choice")
         case AllowedTools(mode=mode, tools=allowed):
@@ -316,7 +317,8 @@ def parts_of(item: Item) -> int:
 
 def schemas_of(request: InputTokensRequest) -> list[memoryview]:
     """Return the JSON schemas of a request."""
-    schemas = [function.tool.parameters for function in functions_of(request.tools)]
+    given = (function.tool for function in functions_of(request.tools))
+    schemas = [tool.parameters for tool in given if isinstance(tool, FunctionTool)]
     if request.text is not None and request.text.format.schema is not UNSET:
         schemas.append(request.text.format.schema)
     return [memoryview(schema) for schema in schemas]

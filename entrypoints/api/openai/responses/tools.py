@@ -43,38 +43,46 @@ OptionalRawSchema = Annotated[
     msgspec.Raw, msgspec.Meta(extra_json_schema={"type": ["object", "null"], "default": None})
 ]
 NO_SCHEMA = msgspec.Raw(b"null")
+CUSTOM_PARAMETERS: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+"""The parameters of a custom tool as the model sees it; those of `CustomArguments`."""
 E = TypeVar("E", bound=OstroError)
 R = TypeVar("R", bound=msgspec.Struct)
 
 
-class FunctionChoice(
-    msgspec.Struct,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    omit_defaults=True,
-    tag_field="type",
-    tag="function",
-):
-    """The function that the model must call, or one that it may.
+class NamedChoice(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The tool that the model must call, or one that it may.
 
-    A function of a namespace is named with the field `namespace`, or as the model knows it.
+    A tool of a namespace is named with the field `namespace`, or as the model knows it.
     """
 
     name: str
     namespace: str | None = None
 
 
+class FunctionChoice(NamedChoice, kw_only=True, tag_field="type", tag="function"):
+    """A function that the model must or may call."""
+
+
+class CustomChoice(NamedChoice, kw_only=True, tag_field="type", tag="custom"):
+    """A custom tool that the model must or may call."""
+
+
 class AllowedTools(
     msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="allowed_tools"
 ):
-    """The functions that the model may (`auto`) or must (`required`) call."""
+    """The tools that the model may (`auto`) or must (`required`) call."""
 
     mode: Literal["auto", "required"]
-    tools: list[FunctionChoice]
+    tools: list[FunctionChoice | CustomChoice]
 
 
-ToolChoice = Literal["auto", "none", "required"] | FunctionChoice | AllowedTools
-"""Whether the model calls functions."""
+ToolChoice = Literal["auto", "none", "required"] | FunctionChoice | CustomChoice | AllowedTools
+"""Whether the model calls tools."""
 
 
 class FunctionTool(
@@ -91,23 +99,39 @@ class FunctionTool(
     strict: bool | None = None
 
 
-class NamespaceTool(
-    msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="namespace"
+class CustomFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What the input of a custom tool may be: any text."""
+
+    type: Literal["text"] = "text"
+
+
+class CustomTool(
+    msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="custom"
 ):
-    """Functions with a common prefix: the model knows them as `namespace__name`."""
+    """A tool whose input is a text. The model knows it as a function with that one argument."""
 
     name: str
     description: str | None = None
-    tools: list[FunctionTool]
+    format: CustomFormat | None = None
+
+
+class NamespaceTool(
+    msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="namespace"
+):
+    """Tools with a common prefix: the model knows them as `namespace__name`."""
+
+    name: str
+    description: str | None = None
+    tools: list[FunctionTool | CustomTool]
 
 
 class NamespaceBody(NamespaceTool, kw_only=True, tag="namespace"):
-    """The JSON of a `NamespaceTool`, before its functions are decoded."""
+    """The JSON of a `NamespaceTool`, before its tools are decoded."""
 
     tools: list[msgspec.Raw]  # type: ignore[assignment]
 
 
-ResponseTool = FunctionTool | NamespaceTool
+ResponseTool = FunctionTool | CustomTool | NamespaceTool
 """A tool of a response."""
 
 
@@ -116,6 +140,7 @@ class ToolKind(msgspec.Struct):
 
     type: Any = "function"
     execution: Any = None
+    format: Any = None
 
     @property
     def is_hosted(self) -> bool:
@@ -125,9 +150,9 @@ class ToolKind(msgspec.Struct):
 
 
 class Function(NamedTuple):
-    """A function among the tools of a request; `place` is that of its declaration."""
+    """A function or custom tool of a request; `place` is that of its declaration."""
 
-    tool: FunctionTool
+    tool: FunctionTool | CustomTool
     place: str
     namespace: NamespaceTool | None = None
 
@@ -173,6 +198,13 @@ def read_tool(raw: msgspec.Raw, where: str, *, nested: bool = False) -> Response
     match kind.type:
         case "function":
             return read(raw, FunctionTool, where)
+        case "custom":
+            if isinstance(kind.format, dict) and kind.format.get("type") == "grammar":
+                raise Unsupported(
+                    f"{where}.format: the type 'grammar' is not supported yet; use text",
+                    param=f"{where}.format",
+                )
+            return read(raw, CustomTool, where)
         case "namespace" if not nested:
             space = read(raw, NamespaceBody, where)
             tools = [
@@ -182,7 +214,7 @@ def read_tool(raw: msgspec.Raw, where: str, *, nested: bool = False) -> Response
             return NamespaceTool(
                 name=space.name,
                 description=space.description,
-                tools=[tool for tool in tools if isinstance(tool, FunctionTool)],
+                tools=[tool for tool in tools if isinstance(tool, FunctionTool | CustomTool)],
             )
     if kind.is_hosted and ignore(f"tools of the type {kind.type}"):
         return None
@@ -203,24 +235,27 @@ def read(raw: msgspec.Raw, kind: type[R], where: str) -> R:
 
 
 def functions_of(tools: Sequence[ResponseTool] | None) -> Iterator[Function]:
-    """Yield all functions, also those of namespaces."""
+    """Yield all functions and custom tools, also those of namespaces."""
     for i, tool in enumerate(tools or ()):
-        if isinstance(tool, FunctionTool):
-            yield Function(tool, f"tools[{i}]")
-        else:
+        if isinstance(tool, NamespaceTool):
             for j, each in enumerate(tool.tools):
                 yield Function(each, f"tools[{i}].tools[{j}]", tool)
+        else:
+            yield Function(tool, f"tools[{i}]")
 
 
 def chat_tool(function: Function) -> text_requests.Tool:
     """Return the tool of a chat. Raises RequestError for parameters that are no object."""
-    tool, parameters = function.tool, {}
-    if tool.parameters != NO_SCHEMA:
-        parameters = schema_object(tool.parameters, f"{function.place}.parameters")
-    return text_requests.Tool(function.name, parameters, bool(tool.strict), function.description)
+    tool, parameters = function.tool, CUSTOM_PARAMETERS
+    strict = isinstance(tool, FunctionTool) and bool(tool.strict)
+    if isinstance(tool, FunctionTool):
+        parameters = {}
+        if tool.parameters != NO_SCHEMA:
+            parameters = schema_object(tool.parameters, f"{function.place}.parameters")
+    return text_requests.Tool(function.name, parameters, strict, function.description)
 
 
-def chosen_name(choice: FunctionChoice) -> str:
+def chosen_name(choice: NamedChoice) -> str:
     """Return the name by which the model knows a function that a request names."""
     return joined_name(choice.namespace, choice.name)
 
@@ -247,14 +282,14 @@ def with_own_place(error: E, tools: Sequence[ResponseTool] | None) -> E:
 
 
 def check_choice(choice: Any) -> None:
-    """Raise Unsupported for a `tool_choice` in JSON that names another tool than a function."""
+    """Raise Unsupported for a `tool_choice` in JSON that names another kind of tool than it may."""
     given = [choice]
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         given = choice["tools"] if isinstance(choice.get("tools"), list) else []
     for each in given:
-        if isinstance(each, Mapping) and each.get("type") != "function":
+        if isinstance(each, Mapping) and each.get("type") not in ("function", "custom"):
             raise Unsupported(
                 f"tool_choice: the type {each.get('type')!r:.80} is not supported; expected "
-                "function or allowed_tools",
+                "function, custom or allowed_tools",
                 param="tool_choice",
             )

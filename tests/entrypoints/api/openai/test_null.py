@@ -51,6 +51,9 @@ from ostro.entrypoints.api.openai.responses.request import (
 from ostro.entrypoints.api.openai.responses.routes import RetrieveRequest
 from ostro.entrypoints.api.openai.responses.tools import (
     AllowedTools,
+    CustomChoice,
+    CustomFormat,
+    CustomTool,
     FunctionChoice,
     FunctionTool,
     NamespaceTool,
@@ -130,12 +133,13 @@ REQUESTS: dict[type[msgspec.Struct], dict[str, Any]] = {
     IsqRequest: {"ggml_type": "q8_0"},
 }
 WITHOUT_OPTIONAL = (IsqRequest, ItemsRequest, MetadataRequest, ModelListRequest, ModelRequest)
-ECHOED = {FunctionTool, NamespaceTool, TextFormat}
+ECHOED = {CustomFormat, CustomTool, FunctionTool, NamespaceTool, TextFormat}
 """Types of which null is kept, since a response repeats it."""
 NESTED: dict[type[msgspec.Struct], dict[str, Any]] = {
     AllowedTools: {"mode": "auto", "tools": []},
     CacheOptions: {"mode": "implicit", "ttl": "30m"},
     ConversationReference: {"id": "conv_a"},
+    CustomChoice: {"name": "f"},
     FunctionChoice: {"name": "f"},
     ReasoningOptions: {},
     StreamSettings: {},

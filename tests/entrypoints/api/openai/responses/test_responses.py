@@ -14,7 +14,7 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from ostro.core.errors import EngineDied, RequestError, Unsupported
-from ostro.core.messages.text import ChoiceEnd, Event, ToolCallStart
+from ostro.core.messages.text import ChoiceEnd, Event, ToolCallArguments, ToolCallStart
 from ostro.core.messages.text_requests import (
     JSON_OBJECT,
     ChatRequest,
@@ -43,6 +43,7 @@ from ostro.entrypoints.api.openai.responses.responses import ResponseRun, Respon
 from ostro.entrypoints.operations.access.caller import ANYONE
 from ostro.entrypoints.operations.documents.state import State
 from ostro.entrypoints.operations.requests.decoding import decode
+from ostro.entrypoints.operations.requests.ignored import ignoring
 
 
 def run(
@@ -118,7 +119,7 @@ def test_reasoning_text_and_calls_become_items() -> None:
 
 def test_every_event_is_one_of_the_client() -> None:
     adapter: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-    for event in (*run(SCRIPT), *run(SCRIPT, EngineDied("x"))):
+    for event in (*run(SCRIPT), *run(SCRIPT, EngineDied("x")), *custom_events()):
         data = msgspec.json.encode(event)
         found = adapter.validate_json(data, strict=True)
         assert found.type == name_of(event) and not (found.model_extra or {}).keys() - {"name"}
@@ -360,6 +361,70 @@ def test_names_that_a_namespace_does_not_have_are_left_as_they_are() -> None:
 
 
 CALLED = ("a__b__c", "a__d", "a__e")
+PATCH: dict[str, Any] = {"type": "custom", "name": "patch", "description": "Edits files."}
+PATCHED: Sequence[Event] = (
+    ToolCallStart(call=0, id="call_1", name="patch"),
+    ToolCallArguments(call=0, text='{"input": "one\\n'),
+    ToolCallStart(call=1, id="call_2", name="n__patch"),
+    ToolCallArguments(call=1, text="two"),
+    ToolCallArguments(call=0, text='\\"1\\""}'),
+    ChoiceEnd(finish="tool_calls"),
+)
+
+
+def custom_events() -> list[ResponseEvent]:
+    return run(PATCHED, tools=raw(PATCH, {**SPACE, "tools": [PATCH]}))
+
+
+def test_a_custom_tool_is_a_function_of_one_text() -> None:
+    grammar = {"type": "grammar", "syntax": "lark", "definition": 'start: "a"'}
+    given: Any = [PATCH, {**SPACE, "tools": [{**PATCH, "format": {"type": "text"}}]}]
+    one, two = chat_of(tools=given, tool_choice={"type": "custom", "name": "patch"}).tools
+    assert (one.name, two.name, one.description) == ("patch", "n__patch", "Edits files.")
+    assert one.parameters == two.parameters and not one.strict
+    assert one.parameters["required"] == [*one.parameters["properties"]] == ["input"]
+    for strict in (True, False):
+        with ignoring(strict), pytest.raises(Unsupported, match="not supported yet") as caught:
+            chat_of(tools=[F, {**PATCH, "format": grammar}])
+        assert caught.value.param == "tools[1].format"
+
+
+def test_calls_of_custom_tools_have_a_text() -> None:
+    """Arguments that are not those of the tool are the text."""
+    events = custom_events()
+    last: Any = events[-1]
+    one, two = msgspec.to_builtins(last.response.output)
+    assert (one["type"], one["call_id"], one["name"]) == ("custom_tool_call", "call_1", "patch")
+    assert (one["input"], one["status"], "namespace" in one) == ('one\n"1"', "completed", False)
+    assert (two["namespace"], two["name"], two["input"]) == ("n", "patch", "two")
+    assert names(events)[2:-1] == [
+        "output_item.added",
+        "output_item.added",
+        *("custom_tool_call_input.delta", "custom_tool_call_input.done", "output_item.done") * 2,
+    ]
+    added: Any = events[2]
+    assert added.item.input == "" and added.item.name == "patch"
+    deltas: Any = [event for event in events if name_of(event).endswith("input.delta")]
+    assert [(event.delta, event.output_index) for event in deltas] == [('one\n"1"', 0), ("two", 1)]
+
+
+def test_calls_of_custom_tools_return_to_the_model() -> None:
+    call = {"type": "custom_tool_call", "call_id": "c1", "name": "patch", "input": 'a "b"'}
+    output = {"type": "custom_tool_call_output", "call_id": "c1", "output": "done"}
+    items = items_of(CALL, call, {**call, "namespace": "n", "call_id": "c2"}, output)
+    arguments = '{"input":"a \\"b\\""}'
+    assert chat_messages(None, items) == [
+        Message(
+            role="assistant",
+            tool_calls=[
+                ToolCall(id="c1", name="f", arguments="{}"),
+                ToolCall(id="c1", name="patch", arguments=arguments),
+                ToolCall(id="c2", name="n__patch", arguments=arguments),
+            ],
+        ),
+        Message(role="tool", tool_call_id="c1", content="done"),
+    ]
+    assert without_orphans(items[3:]) == [] and without_orphans(items[1:]) == items[1:]
 
 
 def test_allowed_tools_are_some() -> None:

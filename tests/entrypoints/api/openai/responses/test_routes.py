@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -519,44 +519,70 @@ def test_reasoning_continues_without_a_store(speaker: Running) -> None:
         assert listed[0].encrypted_content == "gAAAAABo" and listed[0].content[0].text == "Hm."
 
 
-CALLED = '<tool_call>\n{"name": "agents__spawn", "arguments": {"task": "x"}}\n</tool_call>'
+CALLS = [("agents", "spawn", {"task": "x"}), ("agents", "note", {"input": "a\n"})]
 
 
-def check_call(item: Any) -> None:
-    assert (item.type, item.namespace, item.name) == ("function_call", "agents", "spawn")
-    assert json.loads(item.arguments) == {"task": "x"}
+def called(*calls: tuple[str, str, dict[str, Any]]) -> str:
+    """What the model writes to call functions."""
+    return "".join(
+        f"<tool_call>\n{json.dumps({'name': f'{space}__{name}', 'arguments': arguments})}\n"
+        "</tool_call>\n"
+        for space, name, arguments in calls
+    )
+
+
+def check_calls(items: Sequence[Any]) -> None:
+    function, custom = items
+    assert (function.type, function.namespace, function.name) == (
+        "function_call",
+        "agents",
+        "spawn",
+    )
+    assert json.loads(function.arguments) == {"task": "x"}
+    assert (custom.type, custom.namespace, custom.name, custom.input) == (
+        "custom_tool_call",
+        "agents",
+        "note",
+        "a\n",
+    )
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_a_function_of_a_namespace_is_called(speaker: Running, background: bool) -> None:
-    body: Any = {"model": "echo", "tools": [FUNCTION, AGENTS], "background": background}
+def test_tools_of_a_namespace_are_called(speaker: Running, background: bool) -> None:
+    space = {**AGENTS, "tools": [SPAWN, {"type": "custom", "name": "note"}]}
+    body: Any = {"model": "echo", "tools": [FUNCTION, space], "background": background}
+    text = called(*CALLS)
     with make_client(speaker) as client:
         made = client.conversations.create()
-        first = client.responses.create(input=CALLED, conversation=made.id, **body)
+        first = client.responses.create(input=text, conversation=made.id, **body)
         first = end_of(client, first.id)
-        check_call(first.output[0])
+        check_calls(first.output)
         assert first.tools[1].type == "namespace" and first.tools[1].name == "agents"
-        check_call(client.responses.retrieve(first.id).output[0])
-        check_call([*client.conversations.items.list(made.id, order="asc")][1])
-        events: list[Any] = [*client.responses.create(input=CALLED, stream=True, **body)]
-        for event in events:
-            if event.type.startswith("response.output_item"):
-                assert (event.item.namespace, event.item.name) == ("agents", "spawn")
-        check_call(events[-1].response.output[0])
+        check_calls([*client.conversations.items.list(made.id, order="asc")][1:])
+        events: list[Any] = [*client.responses.create(input=text, stream=True, **body)]
+        added = [event.item for event in events if event.type == "response.output_item.added"]
+        assert [(item.namespace, item.name) for item in added] == [call[:2] for call in CALLS]
+        done = [event.item for event in events if event.type == "response.output_item.done"]
+        check_calls(done)
+        check_calls(events[-1].response.output)
         assert [*client.responses.retrieve(events[0].response.id, stream=True)] == events
-        call: Any = first.output[0]
-        output: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "ok"}
-        history: Any = [user(CALLED), call.model_dump(exclude_none=True), output]
+        calls: list[Any] = [item.model_dump(exclude_none=True) for item in first.output]
+        outputs: list[Any] = [
+            {"type": f"{call['type']}_output", "call_id": call["call_id"], "output": output}
+            for call, output in zip(calls, ("one", "two"), strict=True)
+        ]
+        references = [{"type": "item_reference", "id": call["id"]} for call in calls]
+        body["background"] = False
         for more in (
-            {"input": history},
-            {"input": [output], "previous_response_id": first.id},
-            {"input": [output], "conversation": made.id},
-            {"input": [user(CALLED), {"type": "item_reference", "id": call.id}, output]},
+            {"input": [user(text), *calls, *outputs]},
+            {"input": outputs, "previous_response_id": first.id},
+            {"input": outputs, "conversation": made.id},
+            {"input": [user(text), *references, *outputs]},
         ):
-            answer = client.responses.create(**{**body, "background": False, **more})
-            assert answer.output_text == "(agents__spawn)ok", more
+            answer = client.responses.create(**body, **more)
+            assert answer.output_text == "(agents__spawn)(agents__note)two", more
         count = client.responses.input_tokens.count(
-            model="echo", input=history, tools=body["tools"]
+            model="echo", input=[user(text), *calls, *outputs], tools=body["tools"]
         )
         assert answer.usage is not None and count.input_tokens == answer.usage.input_tokens
 
