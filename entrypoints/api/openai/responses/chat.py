@@ -52,9 +52,9 @@ def chat_messages(instructions: str | None, items: Sequence[Item]) -> list[Messa
                 open_answer(messages, "content", "tool_calls").content = answer_text(item)
             case MessageItem():
                 messages.append(Message(role=item.role, content=content_of(item.content)))
-            case ReasoningItem():
+            case ReasoningItem() if text := reasoning_text(item):  # not of an encrypted one
                 answer = open_answer(messages, "reasoning", "content", "tool_calls")
-                answer.reasoning = reasoning_text(item)
+                answer.reasoning = text
             case FunctionCallItem() | CustomCallItem():
                 answer = open_answer(messages)
                 if not answer.tool_calls:

@@ -223,6 +223,14 @@ def test_another_turn_of_the_assistant_is_another_message() -> None:
     ]
 
 
+def test_reasoning_that_another_server_has_encrypted_is_no_turn() -> None:
+    hidden = {"type": "reasoning", "id": "rs_2", "summary": [], "encrypted_content": "gAAA"}
+    summed = {**hidden, "summary": [{"type": "summary_text", "text": "Adding."}]}
+    hi = {"role": "user", "content": "hi"}
+    expected = [Message(role="user", content="hi"), Message(role="assistant", reasoning="Adding.")]
+    assert chat_messages(None, items_of(hidden, hi, hidden, summed, hidden)) == expected
+
+
 def refusal(text: str, *parts: dict[str, Any]) -> dict[str, Any]:
     return {"role": "assistant", "content": [*parts, {"type": "refusal", "refusal": text}]}
 
