@@ -315,6 +315,8 @@ def read_item(given: msgspec.Raw, where: str, kinds: Sequence[str]) -> Item | It
                 f"{', '.join(kinds)}",
                 param=f"{where}.type",
             )
+        with suppress(msgspec.ValidationError):  # most items have no unknown fields
+            return msgspec.convert(found, type=AnyItem)
         given = known_fields(msgspec.json.encode(found), STRUCTS[kind], where)
     try:
         return msgspec.json.decode(given, type=AnyItem)

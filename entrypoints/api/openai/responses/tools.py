@@ -167,7 +167,8 @@ class Function(NamedTuple):
         space, own = self.namespace, self.tool.description
         if space is None or not space.description or space.tools[0] is not self.tool:
             return own
-        return f"Functions {joined_name(space.name, '*')}: {space.description}\n\n{own or ''}"
+        text = f"Functions {joined_name(space.name, '*')}: {space.description}"
+        return f"{text}\n\n{own}" if own else text
 
 
 def read_tools(given: Sequence[msgspec.Raw]) -> list[ResponseTool]:
@@ -246,10 +247,9 @@ def functions_of(tools: Sequence[ResponseTool] | None) -> Iterator[Function]:
 
 def chat_tool(function: Function) -> text_requests.Tool:
     """Return the tool of a chat. Raises RequestError for parameters that are no object."""
-    tool, parameters = function.tool, CUSTOM_PARAMETERS
-    strict = isinstance(tool, FunctionTool) and bool(tool.strict)
+    tool, parameters, strict = function.tool, CUSTOM_PARAMETERS, False
     if isinstance(tool, FunctionTool):
-        parameters = {}
+        parameters, strict = {}, bool(tool.strict)
         if tool.parameters != NO_SCHEMA:
             parameters = schema_object(tool.parameters, f"{function.place}.parameters")
     return text_requests.Tool(function.name, parameters, strict, function.description)
@@ -272,7 +272,10 @@ def schema_object(schema: msgspec.Raw, where: str) -> dict[str, Any]:
 
 
 def with_own_place(error: E, tools: Sequence[ResponseTool] | None) -> E:
-    """Return an error of a chat request, with the place that its tool has in the response's."""
+    """Return an error of a chat request, with the place of its tool in the response's request.
+
+    Tools that `read_tools` has left out are not counted.
+    """
     found = PLACE.match(str(error))
     if found is not None:
         place = [*functions_of(tools)][int(found[1])].place

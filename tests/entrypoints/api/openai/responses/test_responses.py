@@ -346,7 +346,7 @@ SPACE = {"type": "namespace", "name": "n", "description": "All.", "tools": [F, {
 )
 def test_functions_of_namespaces_have_joined_names(choice: Any, allowed: list[str]) -> None:
     chat = chat_of(tools=[SPACE, F], tool_choice=choice)
-    described = Tool("n__f", description="Functions n__*: All.\n\n")
+    described = Tool("n__f", description="Functions n__*: All.")
     assert chat.tools == [described, Tool("n__g"), Tool("f")]
     assert (chat.tool_choice, chat.allowed_tools) == ("required", allowed)
 
@@ -357,7 +357,7 @@ def test_a_call_in_a_namespace_is_joined_for_the_model() -> None:
 
 
 def test_names_that_a_namespace_does_not_have_are_left_as_they_are() -> None:
-    """Names are looked up, not split: `weather__time` may be a function of its own."""
+    """Names are looked up, not split: `a__d` is a function of its own."""
     tools = [
         {"type": "namespace", "name": "a", "tools": [{**F, "name": "b__c"}]},
         {**F, "name": "a__d"},
