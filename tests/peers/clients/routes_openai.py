@@ -452,7 +452,7 @@ FEATURES = [
     Feature(RESPONSES, "create, previous_response_id", response_previous),
     Feature(RESPONSES, "create, background", response_background, response_background_stream),
     Feature(RESPONSES, "beta.responses.create", response_beta, response_beta_stream),
-    response_without("tools", [{"type": "web_search"}], "web_search"),
+    response_without("tools", [{"type": "local_shell"}], "local_shell"),
     response_without("prompt", {"id": "pmpt_1"}),
     response_without("context_management", [{"type": "compaction"}]),
     Feature(f"GET {ONE}", "retrieve, starting_after", response_retrieve, response_resume),

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from ostro.core.messages.outputs import Finish, TokenLogprobs
@@ -24,6 +25,8 @@ from ostro.entrypoints.api.openai.responses.events import (
     ArgumentsDone,
     ContentPartAdded,
     ContentPartDone,
+    CustomInputDelta,
+    CustomInputDone,
     DeltaToken,
     OutputItemAdded,
     OutputItemDone,
@@ -38,6 +41,9 @@ from ostro.entrypoints.api.openai.responses.events import (
 )
 from ostro.entrypoints.api.openai.responses.items import (
     AlternativeToken,
+    CallItem,
+    CustomArguments,
+    CustomCallItem,
     FunctionCallItem,
     MessageItem,
     OutputItem,
@@ -52,8 +58,11 @@ from ostro.entrypoints.api.openai.responses.response import (
     Response,
     usage_of,
 )
+from ostro.entrypoints.api.openai.responses.tools import CustomTool, functions_of
 from ostro.entrypoints.api.openai.types import finite
 from ostro.entrypoints.operations.tasks.text import Generation
+
+CUSTOM_ARGUMENTS = msgspec.json.Decoder(CustomArguments)
 
 
 class OpenText:
@@ -73,7 +82,7 @@ class OpenText:
 class ResponseBuilder:
     """Adds the events of a generation to a response, and makes the response's events.
 
-    At most one message or reasoning is open; function calls stay open until the end, since their
+    At most one message or reasoning is open; calls stay open until the end, since their
     arguments may alternate. `logprobs`: whether texts have log probabilities.
     """
 
@@ -81,8 +90,9 @@ class ResponseBuilder:
         self, response: Response, token_bytes: Callable[[int], bytes], *, logprobs: bool = False
     ) -> None:
         self.response, self.token_bytes, self.logprobs = response, token_bytes, logprobs
+        self.functions = {each.name: each for each in functions_of(response.tools)}
         self.open: OpenText | None = None
-        self.calls: dict[int, tuple[int, FunctionCallItem, list[str]]] = {}
+        self.calls: dict[int, tuple[int, CallItem, list[str]]] = {}
         self.finish: Finish | None = None
 
     @property
@@ -114,21 +124,28 @@ class ResponseBuilder:
                 yield from self.add_text(event)
             case ToolCallStart():
                 yield from self.close_text("completed")
-                item = FunctionCallItem(
-                    id=new_id("fc_"),
-                    call_id=event.id,
-                    name=event.name,
-                    arguments="",
-                    status="in_progress",
-                )
+                item = self.new_call(event)
                 self.calls[event.call] = (len(self.output), item, [])
                 yield self.begin(item)
             case ToolCallArguments():
                 index, item, pieces = self.calls[event.call]
                 pieces.append(event.text)
-                yield ArgumentsDelta(item_id=str(item.id), output_index=index, delta=event.text)
+                if isinstance(item, FunctionCallItem):
+                    yield ArgumentsDelta(item_id=str(item.id), output_index=index, delta=event.text)
             case ChoiceEnd():
                 self.finish = event.finish
+
+    def new_call(self, event: ToolCallStart) -> CallItem:
+        """Return the item of a call: the tool has the name that the client gave it."""
+        function = self.functions.get(event.name)
+        fields: dict[str, Any] = {"call_id": event.id, "name": event.name, "status": "in_progress"}
+        if function is not None:
+            fields["name"] = function.tool.name
+            if function.namespace is not None:
+                fields["namespace"] = function.namespace.name
+            if isinstance(function.tool, CustomTool):
+                return CustomCallItem(id=new_id("ctc_"), input="", **fields)
+        return FunctionCallItem(id=new_id("fc_"), arguments="", **fields)
 
     def begin(self, item: OutputItem) -> ResponseEvent:
         """Add an item to the output."""
@@ -185,11 +202,17 @@ class ResponseBuilder:
         yield OutputItemDone(output_index=opened.index, item=item)
 
     def close_calls(self, status: Status) -> Iterator[ResponseEvent]:
-        """Complete the function calls."""
+        """Complete the calls."""
         for index, item, pieces in self.calls.values():
-            item.arguments, item.status = "".join(pieces), status
-            id, name = str(item.id), item.name
-            yield ArgumentsDone(item_id=id, output_index=index, name=name, arguments=item.arguments)
+            place: dict[str, Any] = {"item_id": item.id, "output_index": index}
+            item.status, text = status, "".join(pieces)
+            if isinstance(item, FunctionCallItem):
+                item.arguments = text
+                yield ArgumentsDone(**place, name=item.name, arguments=text)
+            else:
+                item.input = custom_input(text)
+                yield CustomInputDelta(**place, delta=item.input)
+                yield CustomInputDone(**place, input=item.input)
             yield OutputItemDone(output_index=index, item=item)
         self.calls.clear()
 
@@ -242,6 +265,14 @@ class ResponseBuilder:
     def alternative(self, token: int, logprob: float) -> AlternativeToken:
         piece = self.token_bytes(token)
         return AlternativeToken(token=token_name(piece), logprob=finite(logprob), bytes=list(piece))
+
+
+def custom_input(arguments: str) -> str:
+    """Return the input of a call of a custom tool; arguments of another form as they are."""
+    try:
+        return CUSTOM_ARGUMENTS.decode(arguments).input
+    except msgspec.DecodeError:
+        return arguments
 
 
 def delta_tokens(tokens: Sequence[SampledToken]) -> list[DeltaToken]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from ostro.core.errors import RequestError
 from ostro.core.messages.text_requests import (
     ContentPart,
@@ -14,6 +16,11 @@ from ostro.core.messages.text_requests import (
     ToolCall,
 )
 from ostro.entrypoints.api.openai.responses.items import (
+    CallItem,
+    CallOutputItem,
+    CustomArguments,
+    CustomCallItem,
+    CustomCallOutputItem,
     FunctionCallItem,
     FunctionCallOutputItem,
     InputFile,
@@ -25,6 +32,7 @@ from ostro.entrypoints.api.openai.responses.items import (
     OutputText,
     Part,
     ReasoningItem,
+    joined_name,
     tag_of,
 )
 
@@ -44,18 +52,28 @@ def chat_messages(instructions: str | None, items: Sequence[Item]) -> list[Messa
                 open_answer(messages, "content", "tool_calls").content = answer_text(item)
             case MessageItem():
                 messages.append(Message(role=item.role, content=content_of(item.content)))
-            case ReasoningItem():
+            case ReasoningItem() if text := reasoning_text(item):  # not of an encrypted one
                 answer = open_answer(messages, "reasoning", "content", "tool_calls")
-                answer.reasoning = reasoning_text(item)
-            case FunctionCallItem():
+                answer.reasoning = text
+            case FunctionCallItem() | CustomCallItem():
                 answer = open_answer(messages)
                 if not answer.tool_calls:
                     answer.tool_calls = calls = []
-                calls.append(ToolCall(id=item.call_id, name=item.name, arguments=item.arguments))
-            case FunctionCallOutputItem():
+                calls.append(chat_call(item))
+            case FunctionCallOutputItem() | CustomCallOutputItem():
                 content = content_of(item.output)
                 messages.append(Message(role="tool", tool_call_id=item.call_id, content=content))
     return messages
+
+
+def chat_call(item: CallItem) -> ToolCall:
+    """Return a call as the model has written it."""
+    if isinstance(item, FunctionCallItem):
+        arguments = item.arguments
+    else:
+        arguments = msgspec.json.encode(CustomArguments(input=item.input)).decode()
+    name = joined_name(item.namespace, item.name)
+    return ToolCall(id=item.call_id, name=name, arguments=arguments)
 
 
 def open_answer(messages: list[Message], *taken: str) -> Message:
@@ -107,10 +125,10 @@ def chat_part(part: Part) -> ContentPart:
 
 
 def without_orphans(items: Sequence[Item]) -> list[Item]:
-    """Return items without the outputs of function calls that are not among them."""
-    calls = {item.call_id for item in items if isinstance(item, FunctionCallItem)}
+    """Return items without the outputs of calls that are not among them."""
+    calls = {item.call_id for item in items if isinstance(item, CallItem)}
 
     def is_orphan(item: Item) -> bool:
-        return isinstance(item, FunctionCallOutputItem) and item.call_id not in calls
+        return isinstance(item, CallOutputItem) and item.call_id not in calls
 
     return [item for item in items if not is_orphan(item)]

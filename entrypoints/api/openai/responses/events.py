@@ -149,6 +149,18 @@ class ArgumentsDone(ItemEvent, kw_only=True, tag="response.function_call_argumen
     arguments: str
 
 
+class CustomInputDelta(ItemEvent, kw_only=True, tag="response.custom_tool_call_input.delta"):
+    """The input of a call of a custom tool: all of it, since it is read from arguments in JSON."""
+
+    delta: str
+
+
+class CustomInputDone(ItemEvent, kw_only=True, tag="response.custom_tool_call_input.done"):
+    """The input of a call of a custom tool is complete."""
+
+    input: str
+
+
 AnyEvent = (
     ResponseQueued
     | ResponseCreated
@@ -167,6 +179,8 @@ AnyEvent = (
     | ReasoningTextDone
     | ArgumentsDelta
     | ArgumentsDone
+    | CustomInputDelta
+    | CustomInputDone
 )
 """All events, for the OpenAPI document."""
 

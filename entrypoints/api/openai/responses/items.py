@@ -1,4 +1,4 @@
-"""Items of responses and conversations: messages, function calls with their outputs, reasoning.
+"""Items of responses and conversations: messages, calls of tools with their outputs, reasoning.
 
 The types have the fields of OpenAI's items; they are stored and sent as they are.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -17,8 +17,24 @@ from msgspec.structs import replace
 from ostro.core.errors import RequestError, Unsupported
 from ostro.core.pipeline import mistyped
 from ostro.core.store import new_id
+from ostro.entrypoints.operations.requests.ignored import ignore
+from ostro.entrypoints.operations.requests.known_fields import known_fields
 
 Status = Literal["in_progress", "completed", "incomplete"]
+Includable = Literal[
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+"""Values of `include`. All but one are of tools that the server lacks, or always answered."""
+INCLUDABLE: Sequence[str] = get_args(Includable)
+LOGPROBS = "message.output_text.logprobs"
+"""The value of `include` that has an effect."""
 DIGITS = 32
 """Hexadecimal digits at the end of an id; they sort in order of creation."""
 GROUP = 19
@@ -55,6 +71,10 @@ class InputImage(Tagged, kw_only=True, tag="input_image"):
 
 class InputFile(Tagged, kw_only=True, tag="input_file"):
     """A file of the input: a data URL, or the id of a stored file."""
+
+    unsupported: ClassVar[Mapping[str, str]] = {
+        "file_url": "a file by its address; use file_data or file_id"
+    }
 
     file_data: str | UnsetType = UNSET
     file_id: str | UnsetType = UNSET
@@ -117,10 +137,11 @@ class MessageItem(Tagged, kw_only=True, tag="message"):
 
 
 class FunctionCallItem(Tagged, kw_only=True, tag="function_call"):
-    """A call of a function; `arguments` are JSON."""
+    """A call of a function, which may be one of a namespace; `arguments` are JSON."""
 
     call_id: str
     name: str
+    namespace: str | UnsetType = UNSET
     arguments: str
     id: str | UnsetType = UNSET
     status: Status | UnsetType = UNSET
@@ -135,11 +156,41 @@ class FunctionCallOutputItem(Tagged, kw_only=True, tag="function_call_output"):
     status: Status | UnsetType = UNSET
 
 
+class CustomCallItem(Tagged, kw_only=True, tag="custom_tool_call"):
+    """A call of a custom tool, which may be one of a namespace; `input` is a text."""
+
+    call_id: str
+    name: str
+    namespace: str | UnsetType = UNSET
+    input: str
+    id: str | UnsetType = UNSET
+    status: Status | UnsetType = UNSET
+
+
+class CustomCallOutputItem(Tagged, kw_only=True, tag="custom_tool_call_output"):
+    """The result of a call of a custom tool."""
+
+    call_id: str
+    output: str | list[InputPart]
+    id: str | UnsetType = UNSET
+    status: Status | UnsetType = UNSET
+
+
+class CustomArguments(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The arguments of a call of a custom tool, which the model knows as a function."""
+
+    input: str
+
+
 class ReasoningItem(Tagged, kw_only=True, tag="reasoning"):
-    """Reasoning of the model. The server writes no summaries."""
+    """Reasoning of the model. The server writes no summaries.
+
+    Its reasoning is in `content`; what other servers have encrypted is kept, and not read.
+    """
 
     summary: list[SummaryText]
     content: list[ReasoningText] | UnsetType = UNSET
+    encrypted_content: str | None = None
     id: str | UnsetType = UNSET
     status: Status | UnsetType = UNSET
 
@@ -150,21 +201,60 @@ class ItemReference(Tagged, kw_only=True, tag="item_reference"):
     id: str
 
 
-Item = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem
-OutputItem = MessageItem | FunctionCallItem | ReasoningItem
+CallItem = FunctionCallItem | CustomCallItem
+CallOutputItem = FunctionCallOutputItem | CustomCallOutputItem
+Item = (
+    MessageItem
+    | FunctionCallItem
+    | FunctionCallOutputItem
+    | CustomCallItem
+    | CustomCallOutputItem
+    | ReasoningItem
+)
+OutputItem = MessageItem | FunctionCallItem | CustomCallItem | ReasoningItem
 PREFIXES: Mapping[type, str] = {
     MessageItem: "msg_",
     FunctionCallItem: "fc_",
     FunctionCallOutputItem: "fco_",
+    CustomCallItem: "ctc_",
+    CustomCallOutputItem: "ctco_",
     ReasoningItem: "rs_",
 }
 """Prefixes of the ids of items."""
 
-KINDS = ("message", "function_call", "function_call_output", "reasoning")
+KINDS = (
+    "message",
+    "function_call",
+    "function_call_output",
+    "custom_tool_call",
+    "custom_tool_call_output",
+    "reasoning",
+)
 """Types of items that a conversation may contain."""
 INPUT_KINDS = (*KINDS, "item_reference")
 """Types of items that the input of a response may contain."""
 AnyItem = Item | ItemReference
+STRUCTS: Mapping[str, type[msgspec.Struct]] = {
+    str(kind.__struct_config__.tag): kind for kind in get_args(AnyItem)
+}
+"""The classes of items by their types."""
+HOSTED_KINDS = frozenset(
+    (
+        "code_interpreter_call",
+        "file_search_call",
+        "image_generation_call",
+        "mcp_approval_request",
+        "mcp_approval_response",
+        "mcp_call",
+        "mcp_list_tools",
+        "program",
+        "program_output",
+        "tool_search_call",
+        "tool_search_output",
+        "web_search_call",
+    )
+)
+"""Types of items of tools that OpenAI's servers run: this server has no part in them."""
 DECODERS: Sequence[msgspec.json.Decoder[AnyItem]] = (
     msgspec.json.Decoder(AnyItem),
     msgspec.json.Decoder(MessageItem),  # accepts a message without a type
@@ -174,7 +264,7 @@ DECODERS: Sequence[msgspec.json.Decoder[AnyItem]] = (
 class ItemRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The parameters of an item. Log probabilities are returned whenever they are stored."""
 
-    include: list[Literal["message.output_text.logprobs"]] | None = None
+    include: list[Includable] | None = None
 
 
 class ItemListRequest(ItemRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -196,13 +286,16 @@ class ItemPage:
 def read_items(given: Sequence[msgspec.Raw], param: str, kinds: Sequence[str] = KINDS) -> list[Any]:
     """Return the items of a request's JSON: null fields count as absent, a message needs no type.
 
-    kinds: the supported types. Raises Unsupported for others, and RequestError for JSON
-    that is not an item.
+    kinds: the supported types. Items of tools that OpenAI's servers run are left out. Raises
+    Unsupported for others, and for these if they are errors; RequestError for JSON that is not an
+    item.
     """
-    return [read_item(item, f"{param}[{i}]", kinds) for i, item in enumerate(given)]
+    items = (read_item(item, f"{param}[{i}]", kinds) for i, item in enumerate(given))
+    return [item for item in items if item is not None]
 
 
-def read_item(given: msgspec.Raw, where: str, kinds: Sequence[str]) -> Item | ItemReference:
+def read_item(given: msgspec.Raw, where: str, kinds: Sequence[str]) -> Item | ItemReference | None:
+    """Return an item, None for one to leave out. Raises as `read_items`."""
     for decoder in DECODERS:
         with suppress(msgspec.ValidationError):
             item = decoder.decode(given)
@@ -215,15 +308,31 @@ def read_item(given: msgspec.Raw, where: str, kinds: Sequence[str]) -> Item | It
     if isinstance(found, dict):
         kind = found.setdefault("type", "message" if "role" in found else "item_reference")
         if kind not in kinds:
+            if is_hosted(found) and ignore(f"items of the type {kind}"):
+                return None
             raise Unsupported(
                 f"{where}: items of type {kind!r:.80} are not supported; expected "
                 f"{', '.join(kinds)}",
                 param=f"{where}.type",
             )
+        with suppress(msgspec.ValidationError):  # most items have no unknown fields
+            return msgspec.convert(found, type=AnyItem)
+        given = known_fields(msgspec.json.encode(found), STRUCTS[kind], where)
     try:
-        return msgspec.convert(found, type=AnyItem)
+        return msgspec.json.decode(given, type=AnyItem)
     except msgspec.ValidationError as error:
         raise mistyped(error, where) from None
+
+
+def is_hosted(item: Mapping[str, Any]) -> bool:
+    """Return whether an item in JSON is of a tool that OpenAI's servers run."""
+    kind = item.get("type")
+    return isinstance(kind, str) and kind in HOSTED_KINDS and item.get("execution") != "client"
+
+
+def joined_name(namespace: str | UnsetType | None, name: str) -> str:
+    """Return the name by which the model knows a function."""
+    return f"{namespace}__{name}" if namespace else name
 
 
 def without_nulls(given: V) -> V:

@@ -17,76 +17,51 @@ from ostro.core.messages.text_requests import (
     Constraint,
     JsonSchema,
     ReasoningEffort,
-    Tool,
 )
-from ostro.core.pipeline import mistyped
 from ostro.entrypoints.api.openai.responses.chat import chat_messages
 from ostro.entrypoints.api.openai.responses.items import (
+    INCLUDABLE,
     INPUT_KINDS,
+    LOGPROBS,
     Item,
     ItemReference,
     read_items,
 )
+from ostro.entrypoints.api.openai.responses.tools import (
+    AllowedTools,
+    FunctionTool,
+    NamedChoice,
+    RawSchema,
+    ResponseTool,
+    ToolChoice,
+    chat_tool,
+    check_choice,
+    chosen_name,
+    functions_of,
+    read_tools,
+    schema_object,
+)
 from ostro.entrypoints.api.openai.tools import CHOICES
 from ostro.entrypoints.operations.documents.metadata import Metadata
 from ostro.entrypoints.operations.requests.decoding import json_aside
+from ostro.entrypoints.operations.requests.ignored import ignore
 from ostro.entrypoints.operations.requests.model_body import ModelBody
 
-LOGPROBS = "message.output_text.logprobs"
-"""The value of `include` that is supported."""
+SummaryKind = Literal["auto", "concise", "detailed"]
 MAX_ITEMS = 10_000
 """Limit on the items of one request."""
 ITEM_BYTES = 256
 """Bytes of JSON that take as long to decode as an item, or a part of one, to convert."""
 CACHE = "the prefix cache finds repeated prefixes by itself"
 Label = Annotated[str, msgspec.Meta(max_length=512)]
-RawSchema = Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "object"})]
-"""A JSON schema. It is kept as text: as objects it can take twenty times the memory."""
-OptionalRawSchema = Annotated[
-    msgspec.Raw, msgspec.Meta(extra_json_schema={"type": ["object", "null"], "default": None})
-]
-NO_SCHEMA = msgspec.Raw(b"null")
-
-
-class FunctionChoice(
-    msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="function"
-):
-    """The function that the model must call, or one that it may."""
-
-    name: str
-
-
-class AllowedTools(
-    msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="allowed_tools"
-):
-    """The functions that the model may (`auto`) or must (`required`) call."""
-
-    mode: Literal["auto", "required"]
-    tools: list[FunctionChoice]
-
-
-ToolChoice = Literal["auto", "none", "required"] | FunctionChoice | AllowedTools
-"""Whether the model calls functions."""
-
-
-class FunctionTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A function that the model may call; `parameters` is a JSON schema.
-
-    The arguments of calls of `strict` functions follow it.
-    """
-
-    name: str
-    type: Literal["function"] = "function"
-    description: str | None = None
-    parameters: OptionalRawSchema = msgspec.field(default_factory=lambda: NO_SCHEMA)
-    strict: bool | None = None
 
 
 class ReasoningOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """How the model reasons. The server writes no summaries: `auto` gives an empty one."""
+    """How the model reasons. The server writes no summaries, whichever kind is wanted."""
 
     effort: ReasoningEffort | None = None
-    summary: Literal["auto"] | None = None
+    summary: SummaryKind | None = None
+    generate_summary: SummaryKind | None = None
 
 
 class TextFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -153,7 +128,7 @@ class InputTokensRequest(ModelBody, kw_only=True):
     instructions: str | None = None
     previous_response_id: str | None = None
     conversation: str | ConversationReference | None = None
-    tools: list[FunctionTool] | None = None
+    tools: list[ResponseTool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
@@ -177,7 +152,9 @@ class ResponseRequest(InputTokensRequest, kw_only=True):
         "moderation": "moderation",
         "prompt": "a prompt template",
     }
-    accepted: ClassVar[Mapping[str, str]] = {}
+    accepted: ClassVar[Mapping[str, str]] = {
+        "client_metadata": "statements of the client about itself"
+    }
     echoed: ClassVar[Mapping[str, str]] = {
         "prompt_cache_key": CACHE,
         "prompt_cache_options": CACHE,
@@ -194,6 +171,7 @@ class ResponseRequest(InputTokensRequest, kw_only=True):
     stream_options: StreamSettings | None = None
     include: list[str] | None = None
     metadata: Metadata | None = None
+    client_metadata: dict[str, Any] | None = None
     max_output_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
     max_tool_calls: Annotated[int, msgspec.Meta(ge=1)] | None = None
     temperature: float | None = None
@@ -216,15 +194,17 @@ class ResponseRequest(InputTokensRequest, kw_only=True):
 
 
 class ResponseBody(ResponseRequest, kw_only=True):
-    """The JSON of a `ResponseRequest`, before its items are decoded."""
+    """The JSON of a `ResponseRequest`, before its items and tools are decoded."""
 
     input: str | list[msgspec.Raw] | None = None  # type: ignore[assignment]
+    tools: list[msgspec.Raw] | None = None  # type: ignore[assignment]
 
 
 class InputTokensBody(InputTokensRequest, kw_only=True):
-    """The JSON of an `InputTokensRequest`, before its items are decoded."""
+    """The JSON of an `InputTokensRequest`, before its items and tools are decoded."""
 
     input: str | list[msgspec.Raw] | None = None  # type: ignore[assignment]
+    tools: list[msgspec.Raw] | None = None  # type: ignore[assignment]
 
 
 B = TypeVar("B", ResponseBody, InputTokensBody)
@@ -237,47 +217,25 @@ def read_response_request(body: ResponseBody) -> ResponseRequest:
         raise RequestError("the field input is missing", param="input")
     check_state(body)
     check_output(body)
-    return with_items(body)
+    return with_parts(body)
 
 
 def read_count_request(body: InputTokensBody) -> InputTokensRequest:
     """Return the request for a count in a JSON body. Raises RequestError and Unsupported."""
     check_context(body)
-    return with_items(body)
+    return with_parts(body)
 
 
-def with_items(body: B) -> B:
-    """Return a body with its items decoded. Raises as `read_items`."""
-    if not isinstance(body.input, list):
-        return body
-    return replace(body, input=read_items(body.input, "input", INPUT_KINDS))
+def with_parts(body: B) -> B:
+    """Return a body with its items and tools decoded. Raises as `read_items` and `read_tools`."""
+    if isinstance(body.input, list):
+        body = replace(body, input=read_items(body.input, "input", INPUT_KINDS))
+    return body if body.tools is None else replace(body, tools=read_tools(body.tools))
 
 
 def check_support(body: Mapping[str, Any]) -> None:
-    """Raise Unsupported for tools and choices in JSON that are not supported."""
-    for i, tool in enumerate(objects(body.get("tools"))):
-        check_tool(tool, f"tools[{i}]")
-    choice = body.get("tool_choice")
-    if isinstance(choice, dict) and choice.get("type") not in ("function", "allowed_tools"):
-        raise Unsupported(
-            f"tool_choice: the type {choice.get('type')!r:.80} is not supported; expected function "
-            "or allowed_tools",
-            param="tool_choice",
-        )
-
-
-def objects(given: Any) -> list[dict[str, Any]]:
-    """Return the objects of a list in JSON; the errors of other values are left to `parse`."""
-    return [x for x in given if isinstance(x, dict)] if isinstance(given, list) else []
-
-
-def check_tool(tool: Mapping[str, Any], where: str) -> None:
-    """Raise Unsupported for a tool that is not a function."""
-    if tool.get("type") != "function":
-        raise Unsupported(
-            f"{where}: tools of type {tool.get('type')!r:.80} are not supported; use functions",
-            param=where,
-        )
+    """Raise Unsupported for a choice of tools in JSON that is not supported."""
+    check_choice(body.get("tool_choice"))
 
 
 def check_context(request: InputTokensRequest) -> None:
@@ -305,9 +263,10 @@ def check_state(request: ResponseRequest) -> None:
 def check_output(request: ResponseRequest) -> None:
     """Raise Unsupported and RequestError for options of the output."""
     for name in request.include or ():
-        if name != LOGPROBS:
+        if name not in INCLUDABLE and not ignore(f"include: {name}"):
             raise Unsupported(
-                f"include: {name!r:.80} is not supported; only {LOGPROBS} is", param="include"
+                f"include: {name!r:.80} is not supported; expected {', '.join(INCLUDABLE)}",
+                param="include",
             )
     if request.top_logprobs and not request.wants_logprobs:
         raise RequestError(f"top_logprobs needs include: [{LOGPROBS!r}]", param="top_logprobs")
@@ -322,7 +281,7 @@ async def chat_request(request: InputTokensRequest, items: Sequence[Item]) -> Ch
 
 
 def new_chat(request: InputTokensRequest, items: Sequence[Item]) -> ChatRequest:
-    tools = [new_tool(tool, f"tools[{i}]") for i, tool in enumerate(request.tools or ())]
+    tools = [*map(chat_tool, functions_of(request.tools))]
     chat = ChatRequest(
         model=request.model,
         adapter=request.adapter,
@@ -334,12 +293,12 @@ def new_chat(request: InputTokensRequest, items: Sequence[Item]) -> ChatRequest:
         constraint=None if request.text is None else request.text.format.constraint,
     )
     match request.tool_choice:
-        case FunctionChoice(name=name):
-            chat.tool_choice, chat.allowed_tools = "required", [name]
+        case NamedChoice() as named:
+            chat.tool_choice, chat.allowed_tools = "required", [chosen_name(named)]
         case AllowedTools(tools=[]) if tools:
             raise RequestError(f"tool_choice: expected {CHOICES}", param="tool_choice")
         case AllowedTools(mode=mode, tools=allowed):
-            chat.tool_choice, chat.allowed_tools = mode, [tool.name for tool in allowed]
+            chat.tool_choice, chat.allowed_tools = mode, [*map(chosen_name, allowed)]
         case choice if tools or choice == "required":
             chat.tool_choice = choice
     if isinstance(request, ResponseRequest):
@@ -358,28 +317,11 @@ def parts_of(item: Item) -> int:
 
 def schemas_of(request: InputTokensRequest) -> list[memoryview]:
     """Return the JSON schemas of a request."""
-    schemas = [tool.parameters for tool in request.tools or ()]
+    given = (function.tool for function in functions_of(request.tools))
+    schemas = [tool.parameters for tool in given if isinstance(tool, FunctionTool)]
     if request.text is not None and request.text.format.schema is not UNSET:
         schemas.append(request.text.format.schema)
     return [memoryview(schema) for schema in schemas]
-
-
-def new_tool(tool: FunctionTool, where: str) -> Tool:
-    parameters = {}
-    if tool.parameters != NO_SCHEMA:
-        parameters = schema_object(tool.parameters, f"{where}.parameters")
-    return Tool(tool.name, parameters, bool(tool.strict), tool.description)
-
-
-def schema_object(schema: msgspec.Raw, where: str) -> dict[str, Any]:
-    """Return a JSON schema as objects. Raises RequestError if it is none."""
-    try:
-        value = msgspec.json.decode(schema)
-    except msgspec.ValidationError as error:  # a number beyond all floats
-        raise mistyped(error, where) from None
-    if not isinstance(value, dict):
-        raise RequestError(f"{where}: expected an object", param=where)
-    return value
 
 
 NAMES: Mapping[str, str] = {

@@ -17,12 +17,11 @@ from ostro.entrypoints.api.openai.responses.items import Item, OutputItem
 from ostro.entrypoints.api.openai.responses.request import (
     CacheOptions,
     ConversationReference,
-    FunctionTool,
     ReasoningOptions,
     ResponseRequest,
     TextOptions,
-    ToolChoice,
 )
+from ostro.entrypoints.api.openai.responses.tools import ResponseTool, ToolChoice
 from ostro.entrypoints.operations.access.quotas import RateLimited
 
 PREFIX = "resp_"
@@ -95,7 +94,7 @@ class Response(msgspec.Struct, kw_only=True):
     temperature: float | None = None
     text: TextOptions
     tool_choice: ToolChoice = "auto"
-    tools: list[FunctionTool]
+    tools: list[ResponseTool]
     top_logprobs: int | None = None
     top_p: float | None = None
     truncation: Literal["auto", "disabled"] = "disabled"
@@ -155,7 +154,9 @@ class StoredInput(msgspec.Struct, kw_only=True):
 def new_response(request: ResponseRequest, model: str, store: bool) -> Response:
     """Return the response to a request, before its generation."""
     conversation = request.conversation_id
-    background = bool(request.background)
+    background, reasoning = bool(request.background), request.reasoning
+    if reasoning is not None:  # no summary is written
+        reasoning = replace(reasoning, summary=None, generate_summary=None)
     return Response(
         id=new_id(PREFIX),
         created_at=int(time.time()),
@@ -173,7 +174,7 @@ def new_response(request: ResponseRequest, model: str, store: bool) -> Response:
         prompt_cache_key=request.prompt_cache_key,
         prompt_cache_options=request.prompt_cache_options or UNSET,
         prompt_cache_retention=request.prompt_cache_retention,
-        reasoning=request.reasoning,
+        reasoning=reasoning,
         safety_identifier=request.safety_identifier,
         store=store,
         temperature=request.temperature,

@@ -52,6 +52,7 @@ from ostro.entrypoints.api.openai.responses.response import (
     new_response,
 )
 from ostro.entrypoints.api.openai.responses.store import JOB_KIND, ResponseStore
+from ostro.entrypoints.api.openai.responses.tools import with_own_place
 from ostro.entrypoints.api.openai.responses.watch import ResponseWatch
 from ostro.entrypoints.operations.access.caller import ANYONE, Caller
 from ostro.entrypoints.operations.access.quotas import RateLimited, RequestTooLarge
@@ -234,7 +235,7 @@ class Responses:
         try:
             return await self.operations.chat(wanted, caller)
         except (RequestError, Unsupported, DocumentNotFound) as error:
-            raise with_own_field(error) from None
+            raise with_own_field(with_own_place(error, request.tools)) from None
 
     async def chat_request(self, request: InputTokensRequest, items: Sequence[Item]) -> ChatRequest:
         """Return the request of the operation. Raises RequestError and Unsupported."""
@@ -318,7 +319,7 @@ class Responses:
         try:
             return await self.operations.count(wanted, caller)
         except (RequestError, Unsupported, DocumentNotFound) as error:
-            raise with_own_field(error) from None
+            raise with_own_field(with_own_place(error, request.tools)) from None
 
 
 @contextmanager

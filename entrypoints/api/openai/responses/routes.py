@@ -11,7 +11,12 @@ from ostro.core.errors import RequestError, Unsupported
 from ostro.core.routes import RequestBody, Route
 from ostro.entrypoints.api.openai.pages import ListPage, make_page
 from ostro.entrypoints.api.openai.responses.events import AnyEvent, ResponseEvent
-from ostro.entrypoints.api.openai.responses.items import Item, ItemListRequest, ItemPage
+from ostro.entrypoints.api.openai.responses.items import (
+    Includable,
+    Item,
+    ItemListRequest,
+    ItemPage,
+)
 from ostro.entrypoints.api.openai.responses.request import (
     InputTokensBody,
     InputTokensRequest,
@@ -37,7 +42,7 @@ class RetrieveRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     stream: bool = False
     starting_after: int | None = None
-    include: list[Literal["message.output_text.logprobs"]] | None = None
+    include: list[Includable] | None = None
     include_obfuscation: Literal[False] = False
 
 

@@ -40,11 +40,8 @@ from ostro.entrypoints.api.openai.responses.conversations import (
 )
 from ostro.entrypoints.api.openai.responses.items import ItemListRequest
 from ostro.entrypoints.api.openai.responses.request import (
-    AllowedTools,
     CacheOptions,
     ConversationReference,
-    FunctionChoice,
-    FunctionTool,
     ReasoningOptions,
     ResponseRequest,
     StreamSettings,
@@ -52,6 +49,15 @@ from ostro.entrypoints.api.openai.responses.request import (
     TextOptions,
 )
 from ostro.entrypoints.api.openai.responses.routes import RetrieveRequest
+from ostro.entrypoints.api.openai.responses.tools import (
+    AllowedTools,
+    CustomChoice,
+    CustomFormat,
+    CustomTool,
+    FunctionChoice,
+    FunctionTool,
+    NamespaceTool,
+)
 from ostro.entrypoints.api.openai.speech import SpeechBody, VoiceId, VoicesRequest
 from ostro.entrypoints.api.openai.stored_chats import MessageListRequest
 from ostro.entrypoints.api.server.adapters import LoadRequest, UnloadRequest
@@ -127,12 +133,13 @@ REQUESTS: dict[type[msgspec.Struct], dict[str, Any]] = {
     IsqRequest: {"ggml_type": "q8_0"},
 }
 WITHOUT_OPTIONAL = (IsqRequest, ItemsRequest, MetadataRequest, ModelListRequest, ModelRequest)
-ECHOED = {FunctionTool, TextFormat}
+ECHOED = {CustomFormat, CustomTool, FunctionTool, NamespaceTool, TextFormat}
 """Types of which null is kept, since a response repeats it."""
 NESTED: dict[type[msgspec.Struct], dict[str, Any]] = {
     AllowedTools: {"mode": "auto", "tools": []},
     CacheOptions: {"mode": "implicit", "ttl": "30m"},
     ConversationReference: {"id": "conv_a"},
+    CustomChoice: {"name": "f"},
     FunctionChoice: {"name": "f"},
     ReasoningOptions: {},
     StreamSettings: {},

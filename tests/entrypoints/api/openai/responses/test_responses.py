@@ -14,7 +14,7 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from ostro.core.errors import EngineDied, RequestError, Unsupported
-from ostro.core.messages.text import ChoiceEnd, Event
+from ostro.core.messages.text import ChoiceEnd, Event, ToolCallArguments, ToolCallStart
 from ostro.core.messages.text_requests import (
     JSON_OBJECT,
     ChatRequest,
@@ -43,11 +43,14 @@ from ostro.entrypoints.api.openai.responses.responses import ResponseRun, Respon
 from ostro.entrypoints.operations.access.caller import ANYONE
 from ostro.entrypoints.operations.documents.state import State
 from ostro.entrypoints.operations.requests.decoding import decode
+from ostro.entrypoints.operations.requests.ignored import ignoring
 
 
-def run(script: Sequence[Event], error: Exception | None = None) -> list[ResponseEvent]:
+def run(
+    script: Sequence[Event], error: Exception | None = None, **fields: Any
+) -> list[ResponseEvent]:
     """Return the events of a response that is not stored."""
-    request = read_response_request(ResponseBody(input="x", store=False))
+    request = read_response_request(ResponseBody(input="x", store=False, **fields))
     generation: Any = ScriptedGeneration(script, error)
     operations: Any = None
     responses = Responses(State(), operations)
@@ -116,7 +119,7 @@ def test_reasoning_text_and_calls_become_items() -> None:
 
 def test_every_event_is_one_of_the_client() -> None:
     adapter: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-    for event in (*run(SCRIPT), *run(SCRIPT, EngineDied("x"))):
+    for event in (*run(SCRIPT), *run(SCRIPT, EngineDied("x")), *custom_events()):
         data = msgspec.json.encode(event)
         found = adapter.validate_json(data, strict=True)
         assert found.type == name_of(event) and not (found.model_extra or {}).keys() - {"name"}
@@ -232,6 +235,14 @@ def test_reasoning_alone_is_a_message() -> None:
     ]
 
 
+def test_reasoning_that_another_server_has_encrypted_is_no_turn() -> None:
+    hidden = {"type": "reasoning", "id": "rs_2", "summary": [], "encrypted_content": "gAAA"}
+    summed = {**hidden, "summary": [{"type": "summary_text", "text": "Adding."}]}
+    hi = {"role": "user", "content": "hi"}
+    expected = [Message(role="user", content="hi"), Message(role="assistant", reasoning="Adding.")]
+    assert chat_messages(None, items_of(hidden, hi, hidden, summed, hidden)) == expected
+
+
 def refusal(text: str, *parts: dict[str, Any]) -> dict[str, Any]:
     return {"role": "assistant", "content": [*parts, {"type": "refusal", "refusal": text}]}
 
@@ -325,6 +336,115 @@ def test_the_choice_of_tools(choice: Any, expected: tuple[str | None, list[str] 
     kept = (None, None) if choice in ("auto", "none") else expected
     assert (without.tool_choice, without.allowed_tools) == kept
     assert without.tools == [] and without.parallel_tool_calls is None
+
+
+SPACE = {"type": "namespace", "name": "n", "description": "All.", "tools": [F, {**F, "name": "g"}]}
+
+
+@pytest.mark.parametrize(
+    ("choice", "allowed"),
+    [
+        ({**F, "name": "n__g"}, ["n__g"]),
+        ({**F, "name": "g", "namespace": "n"}, ["n__g"]),
+        (
+            {
+                "type": "allowed_tools",
+                "mode": "required",
+                "tools": [F, {**F, "namespace": "n"}, {**F, "name": "n__g"}],
+            },
+            ["f", "n__f", "n__g"],
+        ),
+    ],
+)
+def test_functions_of_namespaces_have_joined_names(choice: Any, allowed: list[str]) -> None:
+    chat = chat_of(tools=[SPACE, F], tool_choice=choice)
+    described = Tool("n__f", description="Functions n__*: All.")
+    assert chat.tools == [described, Tool("n__g"), Tool("f")]
+    assert (chat.tool_choice, chat.allowed_tools) == ("required", allowed)
+
+
+def test_a_call_in_a_namespace_is_joined_for_the_model() -> None:
+    (message,) = chat_messages(None, items_of({**CALL, "namespace": "n"}))
+    assert message.tool_calls == [ToolCall(id="c1", name="n__f", arguments="{}")]
+
+
+def test_names_that_a_namespace_does_not_have_are_left_as_they_are() -> None:
+    """Names are looked up, not split: `a__d` is a function of its own."""
+    tools = [
+        {"type": "namespace", "name": "a", "tools": [{**F, "name": "b__c"}]},
+        {**F, "name": "a__d"},
+    ]
+    called = [ToolCallStart(call=i, id=f"call_{i}", name=n) for i, n in enumerate(CALLED)]
+    last: Any = run([*called, ChoiceEnd(finish="tool_calls")], tools=raw(*tools))[-1]
+    found = [(item.namespace, item.name) for item in last.response.output]
+    assert found == [("a", "b__c"), (msgspec.UNSET, "a__d"), (msgspec.UNSET, "a__e")]
+
+
+CALLED = ("a__b__c", "a__d", "a__e")
+PATCH: dict[str, Any] = {"type": "custom", "name": "patch", "description": "Edits files."}
+PATCHED: Sequence[Event] = (
+    ToolCallStart(call=0, id="call_1", name="patch"),
+    ToolCallArguments(call=0, text='{"input": "one\\n'),
+    ToolCallStart(call=1, id="call_2", name="n__patch"),
+    ToolCallArguments(call=1, text="two"),
+    ToolCallArguments(call=0, text='\\"1\\""}'),
+    ChoiceEnd(finish="tool_calls"),
+)
+
+
+def custom_events() -> list[ResponseEvent]:
+    return run(PATCHED, tools=raw(PATCH, {**SPACE, "tools": [PATCH]}))
+
+
+def test_a_custom_tool_is_a_function_of_one_text() -> None:
+    grammar = {"type": "grammar", "syntax": "lark", "definition": 'start: "a"'}
+    given: Any = [PATCH, {**SPACE, "tools": [{**PATCH, "format": {"type": "text"}}]}]
+    one, two = chat_of(tools=given, tool_choice={"type": "custom", "name": "patch"}).tools
+    assert (one.name, two.name, one.description) == ("patch", "n__patch", "Edits files.")
+    assert one.parameters == two.parameters and not one.strict
+    assert one.parameters["required"] == [*one.parameters["properties"]] == ["input"]
+    for strict in (True, False):
+        with ignoring(strict), pytest.raises(Unsupported, match="not supported yet") as caught:
+            chat_of(tools=[F, {**PATCH, "format": grammar}])
+        assert caught.value.param == "tools[1].format"
+
+
+def test_calls_of_custom_tools_have_a_text() -> None:
+    """Arguments that are not those of the tool are the text."""
+    events = custom_events()
+    last: Any = events[-1]
+    one, two = msgspec.to_builtins(last.response.output)
+    assert (one["type"], one["call_id"], one["name"]) == ("custom_tool_call", "call_1", "patch")
+    assert (one["input"], one["status"], "namespace" in one) == ('one\n"1"', "completed", False)
+    assert (two["namespace"], two["name"], two["input"]) == ("n", "patch", "two")
+    assert names(events)[2:-1] == [
+        "output_item.added",
+        "output_item.added",
+        *("custom_tool_call_input.delta", "custom_tool_call_input.done", "output_item.done") * 2,
+    ]
+    added: Any = events[2]
+    assert added.item.input == "" and added.item.name == "patch"
+    deltas: Any = [event for event in events if name_of(event).endswith("input.delta")]
+    assert [(event.delta, event.output_index) for event in deltas] == [('one\n"1"', 0), ("two", 1)]
+
+
+def test_calls_of_custom_tools_return_to_the_model() -> None:
+    call = {"type": "custom_tool_call", "call_id": "c1", "name": "patch", "input": 'a "b"'}
+    output = {"type": "custom_tool_call_output", "call_id": "c1", "output": "done"}
+    items = items_of(CALL, call, {**call, "namespace": "n", "call_id": "c2"}, output)
+    arguments = '{"input":"a \\"b\\""}'
+    assert chat_messages(None, items) == [
+        Message(
+            role="assistant",
+            tool_calls=[
+                ToolCall(id="c1", name="f", arguments="{}"),
+                ToolCall(id="c1", name="patch", arguments=arguments),
+                ToolCall(id="c2", name="n__patch", arguments=arguments),
+            ],
+        ),
+        Message(role="tool", tool_call_id="c1", content="done"),
+    ]
+    assert without_orphans(items[3:]) == [] and without_orphans(items[1:]) == items[1:]
 
 
 def test_allowed_tools_are_some() -> None:

@@ -5,19 +5,42 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import openai
 import pytest
 from echo.server import LOGPROBS, Running, Start, make_client, make_state, user
+from openai.types.responses import ResponseIncludable
 
 FUNCTION = {
     "type": "function",
     "name": "weather",
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
 }
+FUNCTION_CHOICE = {"type": "function", "name": "weather"}
+SPAWN: dict[str, Any] = {
+    "type": "function",
+    "name": "spawn",
+    "description": "Starts an agent.",
+    "parameters": {"type": "object", "properties": {"task": {"type": "string"}}},
+}
+AGENTS: dict[str, Any] = {
+    "type": "namespace",
+    "name": "agents",
+    "description": "Other agents.",
+    "tools": [SPAWN],
+}
+JOINED = {**SPAWN, "name": "agents__spawn"}
+UNSUMMARIZED = {"effort": "low", "summary": None, "generate_summary": None}
+TEMPLATE = (
+    "{% if tools %}{% endif %}{% if false %}<tool_call>"
+    '{"name": "f", "arguments": {}}</tool_call>{% endif %}'
+    "{% for m in messages %}{% for c in m.tool_calls or () %}({{ c.function.name }}){% endfor %}"
+    "{% endfor %}{{ messages[-1].content }}"
+)
+"""The echo engine answers with the prompt: names of earlier calls, and the last message."""
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +51,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(start: Start, folder: Path) -> Running:
     return start(state=make_state(str(folder)))
+
+
+@pytest.fixture(scope="module")
+def strict(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Running:
+    folder = tmp_path_factory.mktemp("strict") / "state"
+    return start(state=make_state(str(folder)), strict_fields=True)
+
+
+@pytest.fixture(scope="module")
+def speaker(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Running:
+    """A server that finds reasoning and calls in what it answers."""
+    folder = tmp_path_factory.mktemp("speaker") / "state"
+    return start(state=make_state(str(folder)), template=TEMPLATE)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +110,7 @@ def test_fields_are_echoed(client: openai.OpenAI) -> None:
         "prompt_cache_retention": "24h",
         "text": {"format": {"type": "text"}, "verbosity": "low"},
         "reasoning": {"effort": "low", "summary": "auto"},
-        "tools": [FUNCTION],
+        "tools": [FUNCTION, AGENTS],
         "tool_choice": "auto",
         "top_logprobs": 1,
     }
@@ -88,10 +124,11 @@ def test_fields_are_echoed(client: openai.OpenAI) -> None:
         **given,
     )
     sent = found.model_dump(exclude_unset=True)
-    tool = sent["tools"][0]
+    tool, space = sent["tools"]
     assert {name: tool[name] for name in FUNCTION} == FUNCTION
+    assert {**space, "tools": [{name: space["tools"][0][name] for name in SPAWN}]} == AGENTS
     for name in given.keys() - {"tools"}:
-        assert sent[name] == given[name], name
+        assert sent[name] == (given[name] if name != "reasoning" else UNSUMMARIZED), name
     assert sent["prompt_cache_options"] == options and sent["service_tier"] == "default"
     assert found.status == "incomplete" and found.incomplete_details is not None
     assert found.incomplete_details.reason == "max_output_tokens"
@@ -242,7 +279,13 @@ def test_a_response_that_is_not_stored_leaves_nothing(client: openai.OpenAI, fol
         ({"input": []}, "input", "invalid_request_error"),
         ({"input": 5}, "input", "invalid_request_error"),
         ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role", None),
-        ({"input": [{"type": "web_search_call", "id": "x"}]}, "input[0].type", "unsupported"),
+        ({"input": [{"type": "computer_call", "id": "x"}]}, "input[0].type", "unsupported"),
+        ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input[0].type", None),
+        (
+            {"input": [{"type": "tool_search_call", "execution": "client", "arguments": {}}]},
+            "input[0].type",
+            "unsupported",
+        ),
         ({"input": [{"role": "user", "content": [{"type": "banana"}]}]}, None, None),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input", None),
         (
@@ -250,13 +293,44 @@ def test_a_response_that_is_not_stored_leaves_nothing(client: openai.OpenAI, fol
             "input[0].content",
             None,
         ),
-        ({"include": ["reasoning.encrypted_content"]}, "include", "unsupported"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0]", "unsupported"),
+        ({"tools": [{"type": "local_shell"}]}, "tools[0]", "unsupported"),
+        ({"tools": [{"type": "tool_search", "execution": "client"}]}, "tools[0]", "unsupported"),
+        ({"tools": [{"type": None}]}, "tools[0]", "unsupported"),
+        ({"tools": [5]}, "tools[0]", "invalid_request_error"),
+        ({"tools": [FUNCTION, {"type": "function"}]}, "tools[1].name", None),
+        ({"tools": [{**AGENTS, "tools": [AGENTS]}]}, "tools[0].tools[0]", "unsupported"),
+        ({"tools": [{**AGENTS, "tools": None}]}, "tools[0].tools", None),
+        ({"tools": [SPAWN, AGENTS, {**SPAWN, "name": "agents__spawn"}]}, "tools[2]", None),
+        ({"tools": [AGENTS, SPAWN, SPAWN]}, "tools[2]", "invalid_request_error"),
+        ({"tools": [FUNCTION, {**AGENTS, "name": "a b"}]}, "tools[1].tools[0].name", None),
+        (
+            {"tools": [{**AGENTS, "tools": [{**SPAWN, "parameters": 5}]}]},
+            "tools[0].tools[0].parameters",
+            None,
+        ),
         ({"tools": [{**FUNCTION, "strict": True}]}, "tools[0].strict", "unsupported"),
         ({"tool_choice": "required"}, "tool_choice", None),
         ({"tools": [FUNCTION], "tool_choice": "required"}, "tool_choice", "unsupported"),
         ({"tool_choice": {"type": "function", "name": "weather"}}, "tool_choice", None),
         ({"tool_choice": {"type": "mcp"}}, "tool_choice", "unsupported"),
+        (
+            {"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}},
+            "tool_choice",
+            "unsupported",
+        ),
+        (
+            {
+                "tools": [FUNCTION, {"type": "mcp", "server_label": "x"}],
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "mode": "auto",
+                    "tools": [FUNCTION_CHOICE, {"type": "mcp", "server_label": "x"}],
+                },
+            },
+            "tool_choice",
+            "unsupported",
+        ),
+        ({"tools": [{"type": "mcp"}], "tool_choice": "required"}, "tool_choice", None),
         ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema", None),
         ({"text": {"format": {"schema": {}}}}, "text.format.schema", None),
         ({"text": {"format": {"type": "banana"}}}, "text.format.type", None),
@@ -266,7 +340,7 @@ def test_a_response_that_is_not_stored_leaves_nothing(client: openai.OpenAI, fol
         ({"service_tier": "priority"}, "service_tier", None),
         ({"truncation": "banana"}, "truncation", None),
         ({"reasoning": {"effort": "banana"}}, "reasoning.effort", None),
-        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary", None),
+        ({"reasoning": {"summary": "banana"}}, "reasoning.summary", None),
         ({"max_output_tokens": 0}, "max_output_tokens", None),
         ({"max_output_tokens": 10**6}, "max_output_tokens", "context_length_exceeded"),
         ({"temperature": -1}, "temperature", None),
@@ -277,7 +351,7 @@ def test_a_response_that_is_not_stored_leaves_nothing(client: openai.OpenAI, fol
         ({"store": False, "background": True}, "store", None),
         ({"previous_response_id": "resp_1", "conversation": "c"}, "previous_response_id", None),
         ({"metadata": {"k" * 65: "v"}}, None, None),
-        ({"banana": 1}, "banana", None),
+        ({"client_metadata": 5}, "client_metadata", None),
     ],
 )
 def test_invalid_requests_are_refused_by_name(
@@ -296,10 +370,10 @@ def test_invalid_requests_are_refused_by_name(
 @pytest.mark.parametrize(
     ("fields", "message", "param"),
     [
-        ({"reasoning": {"mode": "pro"}}, "unknown field 'reasoning.mode'", "reasoning.mode"),
         (
             {"input": [user([{"type": "input_file", "file_url": "http://a/b"}])]},
-            "unknown field 'input[0].content[0].file_url'",
+            "input[0].content[0].file_url: a file by its address is not supported; use file_data "
+            "or file_id",
             "input[0].content[0].file_url",
         ),
         (
@@ -325,6 +399,204 @@ def test_errors_name_the_fields_of_responses(
     for path in ("/v1/responses", "/v1/responses/input_tokens"):
         error = server.post(path, **{"input": "hi", **fields}).json()["error"]
         assert (error["message"], error["param"]) == (message, param)
+
+
+SEARCHED = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "ignored"),
+    [
+        ({"include": ["banana"]}, "include", "include: banana"),
+        ({"client_data": {"a": 1}}, "client_data", "client_data"),
+        ({"reasoning": {"mode": "pro"}}, "reasoning.mode", "reasoning.mode"),
+        (
+            {"tools": [{"type": "web_search_2025_08_26", "external_web_access": False}]},
+            "tools[0]",
+            "tools of the type web_search_2025_08_26",
+        ),
+        ({"tools": [{"type": "tool_search"}]}, "tools[0]", "tools of the type tool_search"),
+        (
+            {"tools": [{**AGENTS, "tools": [{**SPAWN, "defer_loading": True}]}]},
+            "tools[0].tools[0].defer_loading",
+            "tools[].tools[].defer_loading",
+        ),
+        ({"tools": [{**FUNCTION, "colour": 1}]}, "tools[0].colour", "tools[].colour"),
+        (
+            {"input": [user("hi"), SEARCHED]},
+            "input[1].type",
+            "items of the type web_search_call",
+        ),
+        ({"input": [{**user("hi"), "colour": "red"}]}, "input[0].colour", "input[].colour"),
+        (
+            {"input": [user([{"type": "input_text", "text": "hi", "colour": "red"}])]},
+            "input[0].content[0].colour",
+            "input[].content[].colour",
+        ),
+    ],
+)
+def test_what_the_server_lacks_is_ignored_by_name_or_refused(
+    server: Running, strict: Running, fields: dict[str, Any], param: str, ignored: str
+) -> None:
+    plain: dict[str, Any] = {"input": "hi"}
+    if "tools" in fields and "defer" in ignored:
+        plain["tools"] = [AGENTS]
+    elif "tools" in fields and "colour" in ignored:
+        plain["tools"] = [FUNCTION]
+    assert server.post("/v1/responses", **plain).status_code == 200
+    prompt = server.echo.seen[-1].tokens
+    answer = server.post("/v1/responses", **{"input": "hi", **fields})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-ostro-ignored"] == ignored
+    assert server.echo.seen[-1].tokens == prompt
+    refused = strict.post("/v1/responses", **{"input": "hi", **fields})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, param), refused.text
+
+
+def test_tools_that_are_skipped_are_not_among_those_of_the_response(server: Running) -> None:
+    tools = [{"type": "image_generation"}, FUNCTION, {"type": "mcp", "server_label": "a"}]
+    answer = server.post("/v1/responses", input="hi", tools=tools, parallel_tool_calls=True)
+    assert [tool["name"] for tool in answer.json()["tools"]] == ["weather"]
+    only = server.post("/v1/responses", input="hi", tools=tools[:1], parallel_tool_calls=True)
+    assert (only.status_code, only.json()["tools"]) == (200, [])
+
+
+def test_items_of_conversations_are_read_by_the_same_rule(server: Running, strict: Running) -> None:
+    items = [user("one"), SEARCHED, {**user("two"), "colour": "red"}]
+    made = server.post("/v1/conversations", items=items)
+    assert made.status_code == 200, made.text
+    names = "items of the type web_search_call, items[].colour"
+    assert made.headers["x-ostro-ignored"] == names
+    listed = server.http.get(f"/v1/conversations/{made.json()['id']}/items?order=asc").json()
+    assert [item["content"][0]["text"] for item in listed["data"]] == ["one", "two"]
+    refused = strict.post("/v1/conversations", items=items)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "items[1].type")
+
+
+@pytest.mark.parametrize("value", get_args(ResponseIncludable))
+def test_every_include_is_accepted(strict: Running, value: str) -> None:
+    made = strict.post("/v1/responses", input="hi", include=[value])
+    assert made.status_code == 200, made.text
+    parts = made.json()["output"][0]["content"]
+    assert ("logprobs" in parts[0]) == (value == LOGPROBS[0])
+    path = f"/v1/responses/{made.json()['id']}"
+    for place in (path, f"{path}/input_items"):
+        assert strict.http.get(place, params={"include[]": value}).status_code == 200
+
+
+def test_metadata_of_the_client_have_no_effect(strict: Running) -> None:
+    given = {"session_id": "a", "turn": {"id": 1}}
+    answer = strict.post("/v1/responses", input="hi", client_metadata=given)
+    assert answer.status_code == 200 and "client_metadata" not in answer.json()
+
+
+@pytest.mark.parametrize("name", ["summary", "generate_summary"])
+@pytest.mark.parametrize("kind", ["auto", "concise", "detailed"])
+def test_the_response_states_that_it_has_no_summary(strict: Running, name: str, kind: str) -> None:
+    answer = strict.post("/v1/responses", input="hi", reasoning={"effort": "low", name: kind})
+    assert (answer.status_code, answer.json()["reasoning"]) == (200, UNSUMMARIZED), answer.text
+
+
+def test_reasoning_continues_without_a_store(speaker: Running) -> None:
+    """Clients that store nothing send items back as they came."""
+    with make_client(speaker) as client:
+        first = client.responses.create(
+            model="echo",
+            input="<think>\nHm.\n</think>\n\nYes.",
+            store=False,
+            include=["reasoning.encrypted_content"],
+        )
+        reasoning: Any = first.output[0]
+        assert (reasoning.type, reasoning.content[0].text) == ("reasoning", "Hm.")
+        assert "encrypted_content" in reasoning.model_fields_set
+        assert reasoning.encrypted_content is None
+        items: list[Any] = [item.model_dump() for item in first.output]
+        foreign = {**items[0], "encrypted_content": "gAAAAABo"}
+        for given in (items, [foreign, items[1]]):
+            found = client.responses.create(model="echo", input=[*given, user("more")])  # type: ignore[list-item]
+            assert found.status == "completed"
+        listed: list[Any] = [*client.responses.input_items.list(found.id, order="asc")]
+        assert listed[0].encrypted_content == "gAAAAABo" and listed[0].content[0].text == "Hm."
+
+
+CALLS = [("agents", "spawn", {"task": "x"}), ("agents", "note", {"input": "a\n"})]
+
+
+def called(*calls: tuple[str, str, dict[str, Any]]) -> str:
+    """What the model writes to call functions."""
+    return "".join(
+        f"<tool_call>\n{json.dumps({'name': f'{space}__{name}', 'arguments': arguments})}\n"
+        "</tool_call>\n"
+        for space, name, arguments in calls
+    )
+
+
+def check_calls(items: Sequence[Any]) -> None:
+    function, custom = items
+    assert (function.type, function.namespace, function.name) == (
+        "function_call",
+        "agents",
+        "spawn",
+    )
+    assert json.loads(function.arguments) == {"task": "x"}
+    assert (custom.type, custom.namespace, custom.name, custom.input) == (
+        "custom_tool_call",
+        "agents",
+        "note",
+        "a\n",
+    )
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_tools_of_a_namespace_are_called(speaker: Running, background: bool) -> None:
+    space = {**AGENTS, "tools": [SPAWN, {"type": "custom", "name": "note"}]}
+    body: Any = {"model": "echo", "tools": [FUNCTION, space], "background": background}
+    text = called(*CALLS)
+    with make_client(speaker) as client:
+        made = client.conversations.create()
+        first = client.responses.create(input=text, conversation=made.id, **body)
+        first = end_of(client, first.id)
+        check_calls(first.output)
+        assert first.tools[1].type == "namespace" and first.tools[1].name == "agents"
+        check_calls([*client.conversations.items.list(made.id, order="asc")][1:])
+        events: list[Any] = [*client.responses.create(input=text, stream=True, **body)]
+        added = [event.item for event in events if event.type == "response.output_item.added"]
+        assert [(item.namespace, item.name) for item in added] == [call[:2] for call in CALLS]
+        done = [event.item for event in events if event.type == "response.output_item.done"]
+        check_calls(done)
+        check_calls(events[-1].response.output)
+        assert [*client.responses.retrieve(events[0].response.id, stream=True)] == events
+        calls: list[Any] = [item.model_dump(exclude_none=True) for item in first.output]
+        outputs: list[Any] = [
+            {"type": f"{call['type']}_output", "call_id": call["call_id"], "output": output}
+            for call, output in zip(calls, ("one", "two"), strict=True)
+        ]
+        references = [{"type": "item_reference", "id": call["id"]} for call in calls]
+        body["background"] = False
+        for more in (
+            {"input": [user(text), *calls, *outputs]},
+            {"input": outputs, "previous_response_id": first.id},
+            {"input": outputs, "conversation": made.id},
+            {"input": [user(text), *references, *outputs]},
+        ):
+            answer = client.responses.create(**body, **more)
+            assert answer.output_text == "(agents__spawn)(agents__note)two", more
+        count = client.responses.input_tokens.count(
+            model="echo", input=[user(text), *calls, *outputs], tools=body["tools"]
+        )
+        assert answer.usage is not None and count.input_tokens == answer.usage.input_tokens
+
+
+def test_the_model_sees_functions_of_a_namespace_by_their_joined_names(server: Running) -> None:
+    described = "Functions agents__*: Other agents.\n\nStarts an agent."
+    joined = {**JOINED, "description": described}
+    prompts = []
+    for tool in (AGENTS, joined):
+        assert server.post("/v1/responses", input="hi", tools=[FUNCTION, tool]).status_code == 200
+        prompts.append(server.echo.seen[-1].tokens)
+        count = server.post("/v1/responses/input_tokens", input="hi", tools=[FUNCTION, tool])
+        assert count.json()["input_tokens"] == len(prompts[-1])
+    assert prompts[0] == prompts[1]
 
 
 def test_compact_is_refused_by_name(server: Running) -> None:

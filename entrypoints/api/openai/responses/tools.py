@@ -1,0 +1,298 @@
+"""The tools of a response: functions, also those of namespaces, and the names that a model sees."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+
+import msgspec
+
+from ostro.core.errors import OstroError, RequestError, Unsupported
+from ostro.core.messages import text_requests
+from ostro.core.pipeline import mistyped
+from ostro.entrypoints.api.openai.responses.items import joined_name
+from ostro.entrypoints.operations.requests.decoding import decoder_of
+from ostro.entrypoints.operations.requests.ignored import ignore
+from ostro.entrypoints.operations.requests.known_fields import known_fields
+
+HOSTED = frozenset(
+    (
+        "code_interpreter",
+        "computer",
+        "computer_use",
+        "computer_use_preview",
+        "file_search",
+        "image_generation",
+        "mcp",
+        "programmatic_tool_calling",
+        "tool_search",
+        "web_search",
+        "web_search_preview",
+    )
+)
+"""Types of tools that OpenAI's servers have, without the dates of their versions."""
+VERSION = re.compile(r"_\d{4}_\d{2}_\d{2}$")
+"""The date at the end of a type."""
+PLACE = re.compile(r"tools\[(\d+)\]")
+"""The place of a tool at the beginning of an error, or of its parameter."""
+RawSchema = Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "object"})]
+"""A JSON schema. It is kept as text: as objects it can take twenty times the memory."""
+OptionalRawSchema = Annotated[
+    msgspec.Raw, msgspec.Meta(extra_json_schema={"type": ["object", "null"], "default": None})
+]
+NO_SCHEMA = msgspec.Raw(b"null")
+CUSTOM_PARAMETERS: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+"""The parameters of a custom tool as the model sees it; those of `CustomArguments`."""
+E = TypeVar("E", bound=OstroError)
+R = TypeVar("R", bound=msgspec.Struct)
+
+
+class NamedChoice(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The tool that the model must call, or one that it may.
+
+    A tool of a namespace is named with the field `namespace`, or as the model knows it.
+    """
+
+    name: str
+    namespace: str | None = None
+
+
+class FunctionChoice(NamedChoice, kw_only=True, tag_field="type", tag="function"):
+    """A function that the model must or may call."""
+
+
+class CustomChoice(NamedChoice, kw_only=True, tag_field="type", tag="custom"):
+    """A custom tool that the model must or may call."""
+
+
+class AllowedTools(
+    msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="allowed_tools"
+):
+    """The tools that the model may (`auto`) or must (`required`) call."""
+
+    mode: Literal["auto", "required"]
+    tools: list[FunctionChoice | CustomChoice]
+
+
+ToolChoice = Literal["auto", "none", "required"] | FunctionChoice | CustomChoice | AllowedTools
+"""Whether the model calls tools."""
+
+
+class FunctionTool(
+    msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="function"
+):
+    """A function that the model may call; `parameters` is a JSON schema.
+
+    The arguments of calls of `strict` functions follow it.
+    """
+
+    name: str
+    description: str | None = None
+    parameters: OptionalRawSchema = msgspec.field(default_factory=lambda: NO_SCHEMA)
+    strict: bool | None = None
+
+
+class CustomFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What the input of a custom tool may be: any text."""
+
+    type: Literal["text"] = "text"
+
+
+class CustomTool(
+    msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="custom"
+):
+    """A tool whose input is a text. The model knows it as a function with that one argument."""
+
+    name: str
+    description: str | None = None
+    format: CustomFormat | None = None
+
+
+class NamespaceTool(
+    msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="namespace"
+):
+    """Tools with a common prefix: the model knows them as `namespace__name`."""
+
+    name: str
+    description: str | None = None
+    tools: list[FunctionTool | CustomTool]
+
+
+class NamespaceBody(NamespaceTool, kw_only=True, tag="namespace"):
+    """The JSON of a `NamespaceTool`, before its tools are decoded."""
+
+    tools: list[msgspec.Raw]  # type: ignore[assignment]
+
+
+ResponseTool = FunctionTool | CustomTool | NamespaceTool
+"""A tool of a response."""
+
+
+class ToolKind(msgspec.Struct):
+    """The fields of a tool that say what it is."""
+
+    type: Any = "function"
+    execution: Any = None
+    format: Any = None
+
+    @property
+    def is_hosted(self) -> bool:
+        """Whether OpenAI's servers run the tool, so that a client does without it elsewhere."""
+        kind = VERSION.sub("", self.type) if isinstance(self.type, str) else ""
+        return kind in HOSTED and self.execution != "client"
+
+
+class Function(NamedTuple):
+    """A function or custom tool of a request; `place` is that of its declaration."""
+
+    tool: FunctionTool | CustomTool
+    place: str
+    namespace: NamespaceTool | None = None
+
+    @property
+    def name(self) -> str:
+        """The name by which the model knows the function."""
+        return joined_name(None if self.namespace is None else self.namespace.name, self.tool.name)
+
+    @property
+    def description(self) -> str | None:
+        """What the model reads. The first function of a namespace also describes the namespace."""
+        space, own = self.namespace, self.tool.description
+        if space is None or not space.description or space.tools[0] is not self.tool:
+            return own
+        text = f"Functions {joined_name(space.name, '*')}: {space.description}"
+        return f"{text}\n\n{own}" if own else text
+
+
+def read_tools(given: Sequence[msgspec.Raw]) -> list[ResponseTool]:
+    """Return the tools in a request's JSON, without those that only OpenAI's servers run.
+
+    Raises Unsupported for other types, and for the latter if they are errors; RequestError for a
+    malformed tool, and for two functions with one name for the model.
+    """
+    tools = list[ResponseTool]()
+    for i, raw in enumerate(given):
+        tool = read_tool(raw, f"tools[{i}]")
+        if tool is not None:
+            tools.append(tool)
+    names = set[str]()
+    for function in functions_of(tools):
+        if function.name in names:
+            raise RequestError(
+                f"{function.place}: another function has the name {function.name!r:.200} as well",
+                param=function.place,
+            )
+        names.add(function.name)
+    return tools
+
+
+def read_tool(raw: msgspec.Raw, where: str, *, nested: bool = False) -> ResponseTool | None:
+    """Return a tool, None for one to leave out. nested: it is one of a namespace."""
+    kind = read(raw, ToolKind, where)
+    match kind.type:
+        case "function":
+            return read(raw, FunctionTool, where)
+        case "custom":
+            if isinstance(kind.format, dict) and kind.format.get("type") == "grammar":
+                raise Unsupported(
+                    f"{where}.format: the type 'grammar' is not supported yet; use text",
+                    param=f"{where}.format",
+                )
+            return read(raw, CustomTool, where)
+        case "namespace" if not nested:
+            space = read(raw, NamespaceBody, where)
+            tools = [
+                read_tool(each, f"{where}.tools[{i}]", nested=True)
+                for i, each in enumerate(space.tools)
+            ]
+            return NamespaceTool(
+                name=space.name,
+                description=space.description,
+                tools=[tool for tool in tools if isinstance(tool, FunctionTool | CustomTool)],
+            )
+    if kind.is_hosted and ignore(f"tools of the type {kind.type}"):
+        return None
+    raise Unsupported(
+        f"{where}: tools of type {kind.type!r:.80} are not supported; use functions", param=where
+    )
+
+
+def read(raw: msgspec.Raw, kind: type[R], where: str) -> R:
+    """Return an object of a request. Raises RequestError, and Unsupported as `known_fields`."""
+    decoder = decoder_of(kind)
+    with suppress(msgspec.ValidationError):
+        return decoder.decode(raw)
+    try:
+        return decoder.decode(known_fields(raw, kind, where))
+    except msgspec.ValidationError as error:
+        raise mistyped(error, where) from None
+
+
+def functions_of(tools: Sequence[ResponseTool] | None) -> Iterator[Function]:
+    """Yield all functions and custom tools, also those of namespaces."""
+    for i, tool in enumerate(tools or ()):
+        if isinstance(tool, NamespaceTool):
+            for j, each in enumerate(tool.tools):
+                yield Function(each, f"tools[{i}].tools[{j}]", tool)
+        else:
+            yield Function(tool, f"tools[{i}]")
+
+
+def chat_tool(function: Function) -> text_requests.Tool:
+    """Return the tool of a chat. Raises RequestError for parameters that are no object."""
+    tool, parameters, strict = function.tool, CUSTOM_PARAMETERS, False
+    if isinstance(tool, FunctionTool):
+        parameters, strict = {}, bool(tool.strict)
+        if tool.parameters != NO_SCHEMA:
+            parameters = schema_object(tool.parameters, f"{function.place}.parameters")
+    return text_requests.Tool(function.name, parameters, strict, function.description)
+
+
+def chosen_name(choice: NamedChoice) -> str:
+    """Return the name by which the model knows a function that a request names."""
+    return joined_name(choice.namespace, choice.name)
+
+
+def schema_object(schema: msgspec.Raw, where: str) -> dict[str, Any]:
+    """Return a JSON schema as objects. Raises RequestError if it is none."""
+    try:
+        value = msgspec.json.decode(schema)
+    except msgspec.ValidationError as error:  # a number beyond all floats
+        raise mistyped(error, where) from None
+    if not isinstance(value, dict):
+        raise RequestError(f"{where}: expected an object", param=where)
+    return value
+
+
+def with_own_place(error: E, tools: Sequence[ResponseTool] | None) -> E:
+    """Return an error of a chat request, with the place of its tool in the response's request.
+
+    Tools that `read_tools` has left out are not counted.
+    """
+    match = PLACE.match(str(error))
+    if match is not None:
+        place = [*functions_of(tools)][int(match[1])].place
+        error.args = (place + str(error)[match.end() :],)
+        error.param = PLACE.sub(lambda _: place, error.param or "", count=1) or None
+    return error
+
+
+def check_choice(choice: Any) -> None:
+    """Raise Unsupported for a `tool_choice` in JSON that names another kind of tool than it may."""
+    given = [choice]
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        given = choice["tools"] if isinstance(choice.get("tools"), list) else []
+    for each in given:
+        if isinstance(each, Mapping) and each.get("type") not in ("function", "custom"):
+            raise Unsupported(
+                f"tool_choice: the type {each.get('type')!r:.80} is not supported; expected "
+                "function, custom or allowed_tools",
+                param="tool_choice",
+            )
