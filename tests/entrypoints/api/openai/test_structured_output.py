@@ -100,7 +100,7 @@ def test_reasoning_that_the_prompt_begins_is_free(start: Any) -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
-    ({"guided_json": {}, "regex": "a"}, "regex", "unknown field"),
+    ({"guided_json": {}, "regex": "a"}, "regex", "use guided_regex"),
     ({"guided_json": {}, "guided_regex": "a"}, "guided_regex", "exclude each other"),
     (
         {"logits_processors": {"grammar": {}}, "guided_regex": "a"},

@@ -54,9 +54,10 @@ def server(start: Start, folder: Path) -> Running:
 
 
 @pytest.fixture(scope="module")
-def strict(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Running:
-    folder = tmp_path_factory.mktemp("strict") / "state"
-    return start(state=make_state(str(folder)), strict_fields=True)
+def lenient(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Running:
+    """A server as `ostro serve` starts it: what it does not know is ignored."""
+    folder = tmp_path_factory.mktemp("lenient") / "state"
+    return start(state=make_state(str(folder)), strict_fields=False)
 
 
 @pytest.fixture(scope="module")
@@ -436,64 +437,66 @@ SEARCHED = {"type": "web_search_call", "id": "ws_1", "status": "completed", "act
     ],
 )
 def test_what_the_server_lacks_is_ignored_by_name_or_refused(
-    server: Running, strict: Running, fields: dict[str, Any], param: str, ignored: str
+    lenient: Running, server: Running, fields: dict[str, Any], param: str, ignored: str
 ) -> None:
     plain: dict[str, Any] = {"input": "hi"}
     if "tools" in fields and "defer" in ignored:
         plain["tools"] = [AGENTS]
     elif "tools" in fields and "colour" in ignored:
         plain["tools"] = [FUNCTION]
-    assert server.post("/v1/responses", **plain).status_code == 200
-    prompt = server.echo.seen[-1].tokens
-    answer = server.post("/v1/responses", **{"input": "hi", **fields})
+    assert lenient.post("/v1/responses", **plain).status_code == 200
+    prompt = lenient.echo.seen[-1].tokens
+    answer = lenient.post("/v1/responses", **{"input": "hi", **fields})
     assert answer.status_code == 200, answer.text
     assert answer.headers["x-ostro-ignored"] == ignored
-    assert server.echo.seen[-1].tokens == prompt
-    refused = strict.post("/v1/responses", **{"input": "hi", **fields})
+    assert lenient.echo.seen[-1].tokens == prompt
+    refused = server.post("/v1/responses", **{"input": "hi", **fields})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, param), refused.text
 
 
-def test_tools_that_are_skipped_are_not_among_those_of_the_response(server: Running) -> None:
+def test_tools_that_are_skipped_are_not_among_those_of_the_response(lenient: Running) -> None:
     tools = [{"type": "image_generation"}, FUNCTION, {"type": "mcp", "server_label": "a"}]
-    answer = server.post("/v1/responses", input="hi", tools=tools, parallel_tool_calls=True)
+    answer = lenient.post("/v1/responses", input="hi", tools=tools, parallel_tool_calls=True)
     assert [tool["name"] for tool in answer.json()["tools"]] == ["weather"]
-    only = server.post("/v1/responses", input="hi", tools=tools[:1], parallel_tool_calls=True)
+    only = lenient.post("/v1/responses", input="hi", tools=tools[:1], parallel_tool_calls=True)
     assert (only.status_code, only.json()["tools"]) == (200, [])
 
 
-def test_items_of_conversations_are_read_by_the_same_rule(server: Running, strict: Running) -> None:
+def test_items_of_conversations_are_read_by_the_same_rule(
+    lenient: Running, server: Running
+) -> None:
     items = [user("one"), SEARCHED, {**user("two"), "colour": "red"}]
-    made = server.post("/v1/conversations", items=items)
+    made = lenient.post("/v1/conversations", items=items)
     assert made.status_code == 200, made.text
     names = "items of the type web_search_call, items[].colour"
     assert made.headers["x-ostro-ignored"] == names
-    listed = server.http.get(f"/v1/conversations/{made.json()['id']}/items?order=asc").json()
+    listed = lenient.http.get(f"/v1/conversations/{made.json()['id']}/items?order=asc").json()
     assert [item["content"][0]["text"] for item in listed["data"]] == ["one", "two"]
-    refused = strict.post("/v1/conversations", items=items)
+    refused = server.post("/v1/conversations", items=items)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "items[1].type")
 
 
 @pytest.mark.parametrize("value", get_args(ResponseIncludable))
-def test_every_include_is_accepted(strict: Running, value: str) -> None:
-    made = strict.post("/v1/responses", input="hi", include=[value])
+def test_every_include_is_accepted(server: Running, value: str) -> None:
+    made = server.post("/v1/responses", input="hi", include=[value])
     assert made.status_code == 200, made.text
     parts = made.json()["output"][0]["content"]
     assert ("logprobs" in parts[0]) == (value == LOGPROBS[0])
     path = f"/v1/responses/{made.json()['id']}"
     for place in (path, f"{path}/input_items"):
-        assert strict.http.get(place, params={"include[]": value}).status_code == 200
+        assert server.http.get(place, params={"include[]": value}).status_code == 200
 
 
-def test_metadata_of_the_client_have_no_effect(strict: Running) -> None:
+def test_metadata_of_the_client_have_no_effect(server: Running) -> None:
     given = {"session_id": "a", "turn": {"id": 1}}
-    answer = strict.post("/v1/responses", input="hi", client_metadata=given)
+    answer = server.post("/v1/responses", input="hi", client_metadata=given)
     assert answer.status_code == 200 and "client_metadata" not in answer.json()
 
 
 @pytest.mark.parametrize("name", ["summary", "generate_summary"])
 @pytest.mark.parametrize("kind", ["auto", "concise", "detailed"])
-def test_the_response_states_that_it_has_no_summary(strict: Running, name: str, kind: str) -> None:
-    answer = strict.post("/v1/responses", input="hi", reasoning={"effort": "low", name: kind})
+def test_the_response_states_that_it_has_no_summary(server: Running, name: str, kind: str) -> None:
+    answer = server.post("/v1/responses", input="hi", reasoning={"effort": "low", name: kind})
     assert (answer.status_code, answer.json()["reasoning"]) == (200, UNSUMMARIZED), answer.text
 
 
