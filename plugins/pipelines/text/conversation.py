@@ -46,8 +46,11 @@ def read_conversation(
             f"messages: got {len(messages)}, expected 1..{MAX_MESSAGES}", param="messages"
         )
     if limit is not None and len(messages) > limit:
-        raise ContextLengthExceeded(
-            f"the context is {limit} tokens and there are {len(messages)} messages; send fewer",
+        raise ContextLengthExceeded.of(
+            limit,
+            len(messages),
+            counted=False,
+            reason=f"each of {len(messages)} messages has one",
             param="messages",
         )
     for i, message in enumerate(messages):
