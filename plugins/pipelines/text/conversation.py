@@ -63,10 +63,11 @@ def read_conversation(
     if request.continue_final_message:
         check_continued(request, messages[-1])
         turns[-1]["content"] = marked(turns[-1]["content"])
-    elif messages[-1].role == "assistant" and request.add_generation_prompt is not False:
+    elif messages[-1].tool_calls and request.add_generation_prompt is not False:
+        # The client has lost the results: an answer without them would invent them.
         raise RequestError(
-            "the last message has the role assistant; end with another role, or continue it with "
-            "continue_final_message",
+            "the last message calls tools and their results are missing; add a message of the role "
+            "tool for each call, or one of the user",
             param="messages",
         )
     return turns, media
