@@ -44,39 +44,7 @@ def test_max_total_tokens_is_a_shorter_context(server: Any) -> None:
     assert ask("abcd", max_total_tokens=10**6).status_code == 200
 
 
-MOST = 100_000
-TURNS = [{"role": "user", "content": "x" * 4000}]
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "ended"),
-    [
-        ("/v1/completions", {"prompt": "x" * 4000, "max_tokens": MOST}, '"finish_reason":"length"'),
-        ("/v1/chat/completions", {"messages": TURNS, "max_tokens": MOST}, '"length"'),
-        ("/v1/chat/completions", {"messages": TURNS, "max_completion_tokens": MOST}, '"length"'),
-        ("/v1/responses", {"input": "x" * 4000, "max_output_tokens": MOST}, "max_output_tokens"),
-        ("/v1/messages", {"messages": TURNS, "max_tokens": MOST}, "context_window_exceeded"),
-        ("/api/chat", {"messages": TURNS, "options": {"num_predict": MOST}}, '"length"'),
-        ("/api/generate", {"prompt": "x" * 4000, "options": {"num_predict": MOST}}, '"length"'),
-    ],
-)
-def test_the_context_limits_max_tokens(
-    server: Any, path: str, body: dict[str, Any], ended: str
-) -> None:
-    answer = server.post(path, model="echo", stream=False, **body)
-    assert answer.status_code == 200 and ended in answer.text
-    found = server.echo.seen[-1]
-    assert len(found.tokens) + found.sampling.max_tokens == 4096
-
-
-def test_a_limit_beyond_the_context_reserves_its_rest(server: Any) -> None:
-    for n in (1, 3):
-        answer = server.complete("x" * 4090, max_tokens=MOST, n=n, ignore_eos=True).json()
-        assert answer["usage"]["completion_tokens"] == 6 * n
-        assert {choice["finish_reason"] for choice in answer["choices"]} == {"length"}
-
-
-@pytest.mark.parametrize("most", [{}, {"max_tokens": MOST}])
+@pytest.mark.parametrize("most", [{}, {"max_tokens": 100_000}])
 def test_min_tokens_beyond_the_context_are_refused(server: Any, most: dict[str, int]) -> None:
     assert server.complete("x" * 4090, min_tokens=6, **most).status_code == 200
     error = server.complete("x" * 4090, min_tokens=7, **most).json()["error"]
