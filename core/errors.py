@@ -89,9 +89,9 @@ class ContextLengthExceeded(RequestError):
 
     @property
     def needed(self) -> int:
-        """More tokens than the context has, at least as many as the request needs.
+        """The tokens that exceed the context: the prompt's, with those to generate if it fits.
 
-        The tokens of the prompt, and if these fit, those to generate. 0 without numbers.
+        0 without numbers.
         """
         prompt, context = self.prompt_tokens or 0, self.context or 0
         return prompt if prompt > context or not context else prompt + self.to_generate
