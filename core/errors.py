@@ -6,17 +6,24 @@ Every error that a user can cause is an `OstroError`. `status` and `code` are th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, ClassVar, Self
+
+Fact = bool | int | str | None
+"""The value of an attribute of an error that is sent to other processes."""
 
 
 class OstroError(Exception):
-    """Base of all errors whose message is shown to users."""
+    """Base of all errors whose message is shown to users.
+
+    facts: the names of further attributes, which `describe_error` sends to another process.
+    """
 
     status = 500
     code = "internal_error"
     exit_code = 1
+    facts: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -36,9 +43,58 @@ class RequestError(OstroError):
 
 
 class ContextLengthExceeded(RequestError):
-    """The prompt and the requested tokens exceed the context length."""
+    """The prompt leaves no room in the context for the tokens to generate.
+
+    `of` writes the message from the numbers. Of an error with another message they are None:
+
+    context        the most tokens of prompt and output together
+    prompt_tokens  the tokens of the prompt, or a number that it has at least
+    counted        whether `prompt_tokens` is exact
+    to_generate    the fewest tokens to generate, 0 for a prompt that is not continued
+    advice         what helps besides a shorter prompt, as the end of a message
+    """
 
     code = "context_length_exceeded"
+    facts = ("context", "prompt_tokens", "counted", "to_generate", "advice")
+    context: int | None = None
+    prompt_tokens: int | None = None
+    counted = True
+    to_generate = 1
+    advice = "load with a larger --context"
+
+    @classmethod
+    def of(
+        cls,
+        context: int,
+        prompt_tokens: int,
+        *,
+        counted: bool = True,
+        to_generate: int = 1,
+        reason: str = "",
+        advice: str = advice,
+        param: str = "prompt",
+    ) -> Self:
+        """The error with these attributes. `reason` says where the numbers come from."""
+        needs = "" if prompt_tokens > context else f", and at least {to_generate} must be generated"
+        # Clients recognize an overflow by OpenAI's words, and then shorten the conversation.
+        error = cls(
+            f"This model's maximum context length is {context} tokens. However, your prompt "
+            f"resulted in {'' if counted else 'at least '}{prompt_tokens} tokens{needs}"
+            f"{f' ({reason})' if reason else ''}; shorten it, or {advice}",
+            param=param,
+        )
+        error.context, error.prompt_tokens, error.counted = context, prompt_tokens, counted
+        error.to_generate, error.advice = to_generate, advice
+        return error
+
+    @property
+    def needed(self) -> int:
+        """The tokens that exceed the context: the prompt's, with those to generate if it fits.
+
+        0 without numbers.
+        """
+        prompt, context = self.prompt_tokens or 0, self.context or 0
+        return prompt if prompt > context or not context else prompt + self.to_generate
 
 
 class NotFound(OstroError):
@@ -219,6 +275,7 @@ def describe_error(error: OstroError) -> dict[str, Any]:
         "param": error.param,
         "status": error.status,
         "code": error.code,
+        "facts": {name: getattr(error, name) for name in error.facts} or None,
     }
 
 
@@ -228,10 +285,11 @@ def rebuild_error(
     param: str | None = None,
     status: int | None = None,
     code: str | None = None,
+    facts: Mapping[str, Fact] | None = None,
 ) -> OstroError:
     """The error that `describe_error` described; an OstroError for an unknown `kind`.
 
-    status, code: None for those of the class.
+    status, code, facts: None for those of the class.
     """
     named = globals().get(kind)
     cls = named if isinstance(named, type) and issubclass(named, OstroError) else OstroError
@@ -240,6 +298,9 @@ def rebuild_error(
     OstroError.__init__(error, message, param=param)
     error.status = cls.status if status is None else status
     error.code = cls.code if code is None else code
+    for name in cls.facts:
+        if facts is not None and name in facts:
+            setattr(error, name, facts[name])
     return error
 
 

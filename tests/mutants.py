@@ -250,8 +250,8 @@ CORE: Mapping[str, Mapping[str, Change]] = {
             "if not 0 <= token <= self.vocab:",
         ),
         "prompt-cannot-fill-the-context": (
-            "if length + replies > self.context:",
-            "if length + replies >= self.context:",
+            "if length + fewest > self.context:",
+            "if length + fewest >= self.context:",
         ),
         "aborted-sequence-keeps-its-blocks": (
             "            self.scheduler.remove(sequence)",
@@ -1226,8 +1226,12 @@ PLUGINS: Mapping[str, Mapping[str, Change]] = {
     },
     "plugins/pipelines/text/prepare.py": {
         "request-cannot-fill-the-context": (
-            "if wanted is not None and prompt + wanted > context:",
-            "if wanted is not None and prompt + wanted >= context:",
+            "if prompt + fewest <= context:",
+            "if prompt + fewest < context:",
+        ),
+        "max-tokens-may-exceed-the-context": (
+            "wanted = room if wanted is None else min(wanted, room)",
+            "wanted = room if wanted is None else wanted",
         ),
         "a-grammar-of-the-whole-output-is-enclosed": (
             "answer is not None and (",
@@ -1242,6 +1246,10 @@ PLUGINS: Mapping[str, Mapping[str, Change]] = {
         "empty-reasoning-is-not-reasoning": (
             'message.role == "assistant" and message.reasoning is not None',
             'message.role == "assistant" and message.reasoning',
+        ),
+        "final-calls-need-no-results": (
+            "elif messages[-1].tool_calls and request.add_generation_prompt is not False:",
+            "elif False:",
         ),
     },
     "plugins/pipelines/text/tools.py": {

@@ -181,27 +181,24 @@ class Engine:
             )
 
     def check_length(self, request: TokenRequest, mixture: Mixture) -> int:
-        """The most output tokens. Raises ContextLengthExceeded if not even one fits.
+        """The most output tokens. Raises ContextLengthExceeded if the fewest do not fit.
 
         A context of N holds N tokens, prompt and output together; a longer output is truncated. An
         X-LoRA sequence needs twice the blocks, so a small cache may hold fewer of its tokens than
         the context.
         """
-        length, replies = len(request.tokens), request.sampling.max_tokens != 0
-        requested = length + (request.sampling.max_tokens or replies)
-        if length + replies > self.context:
-            raise ContextLengthExceeded(
-                f"the prompt has {length} tokens and the context {self.context}: "
-                f"{requested} would be needed; shorten it, or load with a larger --context",
-                param="prompt",
-            )
+        length, fewest = len(request.tokens), request.sampling.fewest_tokens
+        if length + fewest > self.context:
+            raise ContextLengthExceeded.of(self.context, length, to_generate=fewest)
         passes = 1 if mixture.mixer is None else 2
         context = self.blocks.max_length(self.context, self.scheduler.max_rows, passes)
-        if length + replies > context:
-            raise ContextLengthExceeded(
-                f"the prompt has {length} tokens and the cache holds {context} tokens of an X-LoRA "
-                f"request: {requested} would be needed; shorten it, or load with more --memory",
-                param="prompt",
+        if length + fewest > context:
+            raise ContextLengthExceeded.of(
+                context,
+                length,
+                to_generate=fewest,
+                reason="the cache holds no more tokens of an X-LoRA request",
+                advice="load with more --memory",
             )
         return context - length
 
@@ -224,10 +221,12 @@ class Engine:
         if request.positions is None:
             return
         last = int(request.positions.numpy().max()) + 1
-        if last + (request.sampling.max_tokens != 0) > self.context:
-            raise ContextLengthExceeded(
-                f"the media reach position {last} and the context is {self.context}; send shorter "
-                "ones, or load with a larger --context",
+        if last + (fewest := request.sampling.fewest_tokens) > self.context:
+            raise ContextLengthExceeded.of(
+                self.context,
+                last,
+                to_generate=fewest,
+                reason=f"the media reach position {last}",
                 param="messages",
             )
 

@@ -80,10 +80,11 @@ class PoolingEngine:
             if not ids:
                 raise RequestError(f"input[{i}] is empty", param="input")
             if len(ids) > self.context:
-                raise ContextLengthExceeded(
-                    f"input[{i}] has {len(ids)} tokens and the context {self.context}; shorten it",
-                    param="input",
+                error = ContextLengthExceeded.of(
+                    self.context, len(ids), to_generate=0, param="input"
                 )
+                error.args = (f"input[{i}]: {error}",)
+                raise error
             if invalid := [id for id in ids if not 0 <= id < self.vocab]:
                 raise RequestError(
                     f"input[{i}]: token id {invalid[0]} is not within 0..{self.vocab - 1}",

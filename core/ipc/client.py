@@ -374,4 +374,4 @@ def check_output(output: TokenOutput | JobOutput) -> None:
     if output.finish == "error":
         message = output.error or "the engine failed on this request"
         kind = output.kind or "OstroError"
-        raise rebuild_error(kind, message, output.param, output.status, output.code)
+        raise rebuild_error(kind, message, output.param, output.status, output.code, output.facts)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 
-from ostro.core.errors import OstroError, RequestError, describe_error
+from ostro.core.errors import Fact, OstroError, RequestError, describe_error
 from ostro.core.media.inputs import Inputs
 from ostro.core.messages.arrays import Array, sweep
 from ostro.core.messages.prompt import Item, Prompt
@@ -73,6 +73,7 @@ class ErrorReply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     param: str | None = None
     status: int | None = None
     code: str | None = None
+    facts: dict[str, Fact] | None = None
 
 
 class MeasureReply(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -254,7 +254,9 @@ class MediaWorker:
             finally:
                 usage.seconds += self._worker.clock() - begun
         if isinstance(reply, ErrorReply):
-            raise rebuild_error(reply.kind, reply.message, reply.param, reply.status, reply.code)
+            raise rebuild_error(
+                reply.kind, reply.message, reply.param, reply.status, reply.code, reply.facts
+            )
         assert isinstance(reply, kind)
         return reply
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ostro.core.errors import EngineDied, OstroError, describe_error, rebuild_error
+from ostro.core.errors import EngineDied, Fact, OstroError, describe_error, rebuild_error
 from ostro.core.messages.outputs import Output, Stats
 from ostro.core.messages.requests import DEFAULT_MODEL, Request
 from ostro.core.settings import Settings
@@ -77,6 +77,7 @@ class Failed(msgspec.Struct, kw_only=True, tag=True):
     param: str | None = None
     status: int | None = None
     code: str | None = None
+    facts: dict[str, Fact] | None = None
     id: str | None = None
 
     @classmethod
@@ -91,7 +92,7 @@ class Failed(msgspec.Struct, kw_only=True, tag=True):
         # An unknown error of a request concerns only the request; any other ended the engine.
         unknown = EngineDied if self.id is None else OstroError
         kind = self.kind or unknown.__name__
-        return rebuild_error(kind, self.message, self.param, self.status, self.code)
+        return rebuild_error(kind, self.message, self.param, self.status, self.code, self.facts)
 
 
 class Abort(msgspec.Struct, tag=True):

@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from ostro.core.errors import Fact
 from ostro.core.messages.arrays import Array
 
 
@@ -25,11 +26,11 @@ class TokenOutput(msgspec.Struct, kw_only=True, tag=True):
     """New tokens of one choice of a request; the last output of a choice has `finish`.
 
     `index` is the choice (0..n-1). `stopped_by` is the stop id or end-of-text id that ended it and
-    is not among `tokens`. `error`, `kind`, `param`, `status` and `code` describe the error of
-    finish "error": its message, and the other fields of `describe_error`. The first output has
-    `prompt_tokens`, of which the prefix cache had `cached`, and `queued`, the seconds before the
-    first step. `drafted` tokens were proposed for those of the output, and `accepted` ones of them
-    were right.
+    is not among `tokens`. `error`, `kind`, `param`, `status`, `code` and `facts` describe the
+    error of finish "error": its message, and the other fields of `describe_error`. The first output
+    has `prompt_tokens`, of which the prefix cache had `cached`, and `queued`, the seconds before
+    the first step. `drafted` tokens were proposed for those of the output, and `accepted` ones of
+    them were right.
     """
 
     id: str
@@ -44,6 +45,7 @@ class TokenOutput(msgspec.Struct, kw_only=True, tag=True):
     param: str | None = None
     status: int | None = None
     code: str | None = None
+    facts: dict[str, Fact] | None = None
     prompt_tokens: int = 0
     cached: int = 0
     queued: float = 0.0
@@ -57,7 +59,7 @@ class JobOutput(msgspec.Struct, kw_only=True, tag=True):
 
     `arrays` are a preview, or with finish "stop" the result: "rows" [n, d] float32 of a pooling
     request. `generations`, with the result, are those of its adapters. `error`, `kind`, `param`,
-    `status` and `code` describe the error of finish "error", as in `TokenOutput`.
+    `status`, `code` and `facts` describe the error of finish "error", as in `TokenOutput`.
     """
 
     id: str
@@ -70,6 +72,7 @@ class JobOutput(msgspec.Struct, kw_only=True, tag=True):
     param: str | None = None
     status: int | None = None
     code: str | None = None
+    facts: dict[str, Fact] | None = None
     generations: tuple[str, ...] = ()
 
 

@@ -62,6 +62,11 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: int | None = None
     processors: dict[str, Any] = {}
 
+    @property
+    def fewest_tokens(self) -> int:
+        """The fewest tokens of a choice that no end token or stop string ends."""
+        return max(self.min_tokens, int(self.max_tokens != 0))
+
     def checked(self, vocab: int | None = None) -> Sampling:
         """Return self, or raise RequestError for the first field that is out of range.
 

@@ -38,9 +38,5 @@ def check_length(text: str, limit: int, count: Callable[[str], int]) -> None:
 
 def too_long(limit: int, tokens: int | None = None) -> ContextLengthExceeded:
     """The error for a prompt of `tokens` tokens, None where they were not all counted."""
-    found = f"more than {limit}" if tokens is None else tokens
-    return ContextLengthExceeded(
-        f"the context is {limit} tokens and the prompt has {found}; shorten the prompt, or load "
-        "with a larger --context",
-        param="prompt",
-    )
+    counted = tokens is not None
+    return ContextLengthExceeded.of(limit, limit + 1 if tokens is None else tokens, counted=counted)

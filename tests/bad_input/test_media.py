@@ -183,7 +183,7 @@ def test_a_missing_preprocessor(server: RunningServer) -> None:
 
 def test_more_rows_than_the_context(server: RunningServer, expected: str) -> None:
     response = ask(server, *[shown(LARGE)] * 40, "hello")
-    refused(response, 400, "the context is 2048 tokens", "messages")
+    refused(response, 400, "maximum context length is 2048 tokens", "messages")
     assert response.json()["error"]["code"] == "context_length_exceeded"
     assert reply_of(ask(server, shown(LARGE), "hello")) == expected
 

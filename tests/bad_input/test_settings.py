@@ -88,8 +88,8 @@ REFUSED: list[tuple[tuple[str, ...], type[OstroError], tuple[str, ...]]] = [
     (("--dummy-weights", "qwen3-0.7b"), UsageError, ("qwen3-0.7b", "nearest: qwen3-0.6b")),
     (("--max-seqs", "999999999"), UsageError, ("--max-seqs 999999999",)),
     (("--plugin", "/no/such"), UsageError, ("/no/such is not a plugin",)),
-    (("-i", "hello " * 600), ContextLengthExceeded, ("is 1024 tokens", "shorten the prompt")),
-    (("--context", "10"), ContextLengthExceeded, ("the context is 10 tokens", "larger --context")),
+    (("-i", "hello " * 600), ContextLengthExceeded, ("is 1024 tokens", "shorten it")),
+    (("--context", "10"), ContextLengthExceeded, ("length is 10 tokens", "larger --context")),
 ]
 
 

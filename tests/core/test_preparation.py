@@ -92,7 +92,7 @@ def test_a_text_that_cannot_fit_is_not_tokenized(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(tokenizer_module, "_ids", tokenize)
     for encode in (tokenizer.encode, tokenizer.encode_pair):
-        with pytest.raises(ContextLengthExceeded, match="more than 64; shorten"):
+        with pytest.raises(ContextLengthExceeded, match="at least 65 tokens; shorten"):
             encode("a" * (64 * 200 + 1), limit=64)
 
 
@@ -103,7 +103,7 @@ def test_a_long_text_is_not_tokenized_whole() -> None:
         sizes.append(len(piece))
         return len(piece) // 5
 
-    with pytest.raises(ContextLengthExceeded, match="the context is 4096 tokens") as caught:
+    with pytest.raises(ContextLengthExceeded, match="length is 4096 tokens") as caught:
         check_length("word " * (4 * PIECE), 4096, count)
     assert caught.value.param == "prompt"
     assert sum(sizes) == PIECE
@@ -151,9 +151,9 @@ def test_the_limit_is_exact_for_short_texts() -> None:
     tokenizer = wordpiece()
     assert len(tokenizer.encode("word " * 5, limit=5)) == 5
     assert len(tokenizer.encode_pair("word " * 3, "word " * 2, limit=5)[0]) == 5
-    with pytest.raises(ContextLengthExceeded, match="the context is 5 tokens and the prompt has 6"):
+    with pytest.raises(ContextLengthExceeded, match=r"is 5 tokens. .* in 6 tokens;"):
         tokenizer.encode("word " * 6, limit=5)
-    with pytest.raises(ContextLengthExceeded, match="the prompt has 6;"):
+    with pytest.raises(ContextLengthExceeded, match="in 6 tokens;"):
         tokenizer.encode_pair("word " * 3, "word " * 3, limit=5)
     assert limit.too_long(5).code == "context_length_exceeded"
 

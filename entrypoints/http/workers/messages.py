@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from ostro.core.errors import OstroError, describe_error, rebuild_error
+from ostro.core.errors import Fact, OstroError, describe_error, rebuild_error
 from ostro.core.messages.commands import (
     Abort,
     AdapterCommand,
@@ -88,6 +88,7 @@ class Refused(msgspec.Struct, kw_only=True, tag=True):
     param: str | None = None
     status: int | None = None
     code: str | None = None
+    facts: dict[str, Fact] | None = None
     retry_after: float | None = None
     id: str = ""
     claim: int | None = None
@@ -107,7 +108,9 @@ class Refused(msgspec.Struct, kw_only=True, tag=True):
             kind = getattr(module, self.kind, None)
             if isinstance(kind, type) and issubclass(kind, OstroError):
                 return kind(self.message, param=self.param)
-        return rebuild_error(self.kind, self.message, self.param, self.status, self.code)
+        return rebuild_error(
+            self.kind, self.message, self.param, self.status, self.code, self.facts
+        )
 
 
 class Forwarded(msgspec.Struct, kw_only=True, tag=True):

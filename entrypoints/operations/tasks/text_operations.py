@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
-from ostro.core.errors import Unsupported
+from ostro.core.errors import ContextLengthExceeded, Unsupported
 from ostro.core.messages.text_requests import ChatRequest, CompletionRequest
 from ostro.core.pipeline import TextPipeline
 from ostro.core.preparation import PREPARATION_EXECUTOR
@@ -103,7 +105,8 @@ class TextOperations:
             parse_special=request.parse_special,
             limit=MAX_CONTEXTS * context,
         )
-        tokens = await PREPARATION_EXECUTOR.run(len(request.text), work)
+        with naming_context(context):
+            tokens = await PREPARATION_EXECUTOR.run(len(request.text), work)
         return Tokens(model=admitted.name, context=context, tokens=tokens, tokenizer=tokenizer)
 
     async def _tokenize_chat(self, request: ChatRequest, caller: Caller) -> Tokens:
@@ -113,7 +116,8 @@ class TextOperations:
         tokenizer, context = pipeline.model.require_tokenizer(), pipeline.model.context
         request = await self._with_files(request, admitted, caller)
         limit = MAX_CONTEXTS * context
-        tokens = await pipeline.tokenize(request, template=template, limit=limit)
+        with naming_context(context):
+            tokens = await pipeline.tokenize(request, template=template, limit=limit)
         return Tokens(model=admitted.name, context=context, tokens=tokens, tokenizer=tokenizer)
 
     async def detokenize(self, request: DetokenizeRequest, caller: Caller = ANYONE) -> str:
@@ -126,3 +130,20 @@ class TextOperations:
         vocab = model.vocab or tokenizer.vocab_size
         work = partial(decode, tokenizer, vocab, request.tokens)
         return await PREPARATION_EXECUTOR.run(len(request.tokens), work)
+
+
+@contextmanager
+def naming_context(context: int) -> Iterator[None]:
+    """Let the error of a prompt beyond `MAX_CONTEXTS` contexts state the context."""
+    try:
+        yield
+    except ContextLengthExceeded as error:
+        if error.prompt_tokens is None:
+            raise
+        raise ContextLengthExceeded.of(
+            context,
+            error.prompt_tokens,
+            counted=error.counted,
+            reason=f"a count may reach {MAX_CONTEXTS} times the context",
+            param=error.param or "prompt",
+        ) from None

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from ostro.errors import ContextLengthExceeded
 from ostro.http import request_id
 from ostro.pipelines import Usage
 
@@ -70,6 +73,20 @@ def anthropic_error(
     details = ThreadUnsupported() if param == "thread" else UNSET
     detail = AnthropicErrorDetail(type=kind, message=message, details=details)
     return AnthropicError(error=detail, request_id=request_id() or None)
+
+
+@contextmanager
+def own_words() -> Iterator[None]:
+    """Let the error of a prompt beyond the context have the words by which clients recognize it."""
+    try:
+        yield
+    except ContextLengthExceeded as error:
+        if error.context is not None:
+            least = "" if error.counted else "at least "
+            tokens = f"{least}{error.needed} tokens > {error.context} maximum"
+            error.args = (f"prompt is too long: {tokens}; shorten it, or {error.advice}",)
+            error.param = None  # its name would come first
+        raise
 
 
 class TextBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):

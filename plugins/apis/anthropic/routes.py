@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
-import msgspec
-
 from ostro import Route
-from ostro.errors import ContextLengthExceeded
 from ostro.http import (
     DATA_EVENTS,
     NAMED_EVENTS,
     Caller,
     EventFormat,
-    Generation,
     Operations,
     RequestBody,
     convert_aside,
@@ -56,6 +52,7 @@ from ostro.plugins.apis.anthropic.responses import (
     Ping,
     TokenCount,
     anthropic_error,
+    own_words,
 )
 from ostro.plugins.apis.anthropic.schema import CountTokensRequest, MessagesRequest
 from ostro.plugins.apis.anthropic.stream import MessageAnswer
@@ -72,8 +69,10 @@ async def create_message(
     operations: Operations, caller: Caller, body: MessagesRequest
 ) -> AssistantMessage | AsyncGenerator[MessageStreamEvent, None]:
     """Continue a conversation."""
-    body, applied = await edited(body, counter(operations, caller))
-    generation = await generate(operations, caller, body)
+    with own_words():
+        body, applied = await edited(body, counter(operations, caller))
+        request = await convert_aside(chat_request, body)
+        generation = await operations.chat(request, caller)
     answer = MessageAnswer(
         id=f"msg_{request_id()}",
         generation=generation,
@@ -87,31 +86,17 @@ async def create_message(
     return await answer.collect()
 
 
-async def generate(operations: Operations, caller: Caller, body: MessagesRequest) -> Generation:
-    """Start the generation of a message. The context limits it, if `max_tokens` exceeds the rest.
-
-    Clients have to send `max_tokens`, and know nothing of the context.
-    """
-    request = await convert_aside(chat_request, body)
-    try:
-        return await operations.chat(request, caller)
-    except ContextLengthExceeded as error:
-        if error.param != "max_tokens":
-            raise
-    unlimited = msgspec.structs.replace(request, max_tokens=None)
-    return await operations.chat(unlimited, caller)
-
-
 async def count_tokens(
     operations: Operations, caller: Caller, body: CountTokensRequest
 ) -> TokenCount:
     """Count the tokens of a conversation."""
     count = counter(operations, caller)
-    shorter, applied = await edited(body, count)
-    result = TokenCount(input_tokens=await count(shorter))
-    if body.context_management is not None:
-        original = await count(body) if applied else result.input_tokens
-        result.context_management = OriginalCount(original_input_tokens=original)
+    with own_words():
+        shorter, applied = await edited(body, count)
+        result = TokenCount(input_tokens=await count(shorter))
+        if body.context_management is not None:
+            original = await count(body) if applied else result.input_tokens
+            result.context_management = OriginalCount(original_input_tokens=original)
     return result
 
 

@@ -42,6 +42,7 @@ from ostro.plugins.apis.anthropic.responses import (
     ThinkingBlock,
     ThinkingDelta,
     ToolUseBlock,
+    own_words,
 )
 
 
@@ -131,10 +132,11 @@ class MessageAnswer:
         """Yield the events of the content blocks, in groups that arrive together."""
         events = BlockEvents(self.shows_thinking)
         try:
-            async for event in self.generation:
-                if isinstance(event, ChoiceEnd):
-                    self.end = event
-                yield list(events.add(event)) if self.max_tokens else []
+            with own_words():
+                async for event in self.generation:
+                    if isinstance(event, ChoiceEnd):
+                        self.end = event
+                    yield list(events.add(event)) if self.max_tokens else []
         finally:
             await self.generation.aclose()
 

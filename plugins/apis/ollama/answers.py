@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from ostro.errors import ContextLengthExceeded
 from ostro.http import Generation
 from ostro.pipelines import (
     ChoiceEnd,
@@ -35,6 +36,8 @@ from ostro.plugins.apis.ollama.schema import (
 
 MIN_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot express."""
+LONG_PROMPT = "prompt too long; exceeded max context length by {excess} tokens"
+LONG_INPUT = "the input length exceeds the context length"
 TokenBytes = Callable[[int], bytes]
 
 
@@ -143,15 +146,30 @@ class Clock:
         }
 
 
+@contextmanager
+def own_words(words: str = LONG_PROMPT) -> Iterator[None]:
+    """Let the error of a prompt or text beyond the context begin as Ollama's.
+
+    Clients recognize it by these words, in which {excess} is the number of tokens too many.
+    """
+    try:
+        yield
+    except ContextLengthExceeded as error:
+        if error.context is not None:
+            error.args = (f"{words.format(excess=error.needed - error.context)}. {error}",)
+        raise
+
+
 async def parts(generation: Generation, clock: Clock) -> AsyncGenerator[Part, None]:
     """Yield a generation as parts, the last one with `finish`."""
     calls = ToolCalls()
     async with aclosing(generation):
-        async for event in generation:
-            clock.note_event()
-            part = part_of(event, calls, generation.token_bytes)
-            if part != Part():
-                yield part
+        with own_words():
+            async for event in generation:
+                clock.note_event()
+                part = part_of(event, calls, generation.token_bytes)
+                if part != Part():
+                    yield part
 
 
 def part_of(event: Event, calls: ToolCalls, token_bytes: TokenBytes) -> Part:

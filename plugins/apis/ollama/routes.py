@@ -6,17 +6,14 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from typing import Any, NoReturn
 
-import msgspec
-
 from ostro import Route
-from ostro.errors import ContextLengthExceeded, NotFound, Overloaded, RequestError, Unsupported
+from ostro.errors import NotFound, Overloaded, RequestError, Unsupported
 from ostro.http import (
     JSON_LINES,
     Caller,
     Content,
     EmbeddingRequest,
     Embeddings,
-    Generation,
     Handler,
     ModelEntry,
     Operations,
@@ -25,12 +22,14 @@ from ostro.http import (
 )
 from ostro.pipelines import ChatRequest, CompletionRequest
 from ostro.plugins.apis.ollama.answers import (
+    LONG_INPUT,
     Clock,
     Form,
     chat_form,
     generate_form,
     lines,
     loaded,
+    own_words,
     whole,
 )
 from ostro.plugins.apis.ollama.catalogue import info_of, model_of, running_model_of
@@ -116,26 +115,14 @@ async def generate_with(
     clock = Clock()
     entry = entry_of(operations, caller, body.model)
     request = await convert_aside(convert, body, entry)
-    generation = await started(operations, caller, request)
+    with own_words():
+        if isinstance(request, ChatRequest):
+            generation = await operations.chat(request, caller)
+        else:
+            generation = await operations.complete(request, caller)
     if body.stream:
         return lines(generation, clock, body.model, form)
     return await whole(generation, clock, body.model, form)
-
-
-async def started(operations: Operations, caller: Caller, request: Request) -> Generation:
-    """Start a generation. Tokens to generate are limited to the rest of the context."""
-
-    async def start(request: Request) -> Generation:
-        if isinstance(request, ChatRequest):
-            return await operations.chat(request, caller)
-        return await operations.complete(request, caller)
-
-    try:
-        return await start(request)
-    except ContextLengthExceeded as error:
-        if error.param != "max_tokens":
-            raise
-    return await start(msgspec.structs.replace(request, max_tokens=None))
 
 
 async def embed(
@@ -191,7 +178,8 @@ async def embedded(
         return None
     request.model, request.adapter, request.adapters = entry.id, body.adapter, body.adapters
     request.truncate_prompt_tokens = (most or -1) if truncate else 0
-    return await operations.embed(request, caller)
+    with own_words(LONG_INPUT):
+        return await operations.embed(request, caller)
 
 
 def unit_length(vectors: Any) -> list[list[float]]:

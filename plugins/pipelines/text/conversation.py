@@ -46,8 +46,11 @@ def read_conversation(
             f"messages: got {len(messages)}, expected 1..{MAX_MESSAGES}", param="messages"
         )
     if limit is not None and len(messages) > limit:
-        raise ContextLengthExceeded(
-            f"the context is {limit} tokens and there are {len(messages)} messages; send fewer",
+        raise ContextLengthExceeded.of(
+            limit,
+            len(messages),
+            counted=False,
+            reason=f"each of {len(messages)} messages has one",
             param="messages",
         )
     for i, message in enumerate(messages):
@@ -60,10 +63,11 @@ def read_conversation(
     if request.continue_final_message:
         check_continued(request, messages[-1])
         turns[-1]["content"] = marked(turns[-1]["content"])
-    elif messages[-1].role == "assistant" and request.add_generation_prompt is not False:
+    elif messages[-1].tool_calls and request.add_generation_prompt is not False:
+        # The client has lost the results: an answer without them would invent them.
         raise RequestError(
-            "the last message has the role assistant; end with another role, or continue it with "
-            "continue_final_message",
+            "the last message calls tools and their results are missing; add a message of the role "
+            "tool for each call, or one of the user",
             param="messages",
         )
     return turns, media

@@ -188,6 +188,12 @@ class Preparer:
             raise RequestError(f"max_total_tokens={most} is not positive", param="max_total_tokens")
         return min(most, self.model.context)
 
+    def length_check(self, request: TextRequest, sampling: Sampling) -> Callable[..., None]:
+        """`check_length` for the prompts of a request. Raises as `context_of`."""
+        context = self.context_of(request)
+        own = context < self.model.context
+        return partial(check_length, sampling, context=context, own=own)
+
     def encode(
         self, chat: Chat, messages: Sequence[Mapping[str, Any]], limit: int | None = None
     ) -> list[int]:
@@ -223,15 +229,15 @@ class Preparer:
         """The continuation of one prompt, its choices numbered from `first`.
 
         `parser` makes the parsers of their outputs. `max_tokens` is limited to the rest of the
-        context. `request` has the options of the output besides sampling. Raises RequestError for a
-        prompt that is empty or has unknown ids.
+        context: clients that do not know the context request more than it has. `request` has the
+        options of the output besides sampling. Raises RequestError for a prompt that is empty or
+        has unknown ids.
         """
         check_tokens(prompt.tokens, self.model.vocab)
         check_ends(sampling)
         check_integers(sampling.processors)
         room, wanted = self.context_of(request) - len(prompt.tokens), sampling.max_tokens
-        if room > 0:  # the engine refuses longer prompts
-            wanted = room if wanted is None else min(wanted, room)
+        wanted = room if wanted is None else min(wanted, room)
         token_request = TokenRequest(
             id=token_hex(12),
             model=self.model.name,
@@ -274,11 +280,11 @@ class Preparer:
         sampling = sampling_of(
             request, self.tokenizer, self.model.vocab, self.model.sampling.values
         )
-        context = self.context_of(request)
-        insert = partial(insert_media, check=partial(check_length, sampling, context=context))
-        prompt = self.chat_prompt(chat, insert, limit=context)
+        check = self.length_check(request, sampling)
+        insert = partial(insert_media, check=partial(check, counted=False))
+        prompt = self.chat_prompt(chat, insert, limit=self.model.context)
         try:
-            check_length(sampling, len(prompt.tokens), context)
+            check(len(prompt.tokens))
             end = self.end_of(prompt.tokens)
             sampling = self.with_budget(self.constrained(sampling, chat, end), chat, end)
             parser = self.parsers(chat, end)
@@ -341,11 +347,11 @@ class Preparer:
 
         `default_max_tokens` applies to a request without `max_tokens`, as far as the context
         allows. Raises RequestError for an invalid field, Unsupported for a suffix if the model
-        cannot fill in the middle, ContextLengthExceeded for a prompt that is too long together with
-        `max_tokens`.
+        cannot fill in the middle, ContextLengthExceeded for a prompt that leaves no room.
         """
-        model, context = self.model, self.context_of(request)
+        model = self.model
         sampling = sampling_of(request, self.tokenizer, model.vocab, model.sampling.values)
+        check = self.length_check(request, sampling)
         infill = InfillTokens.find(self.tokenizer) if request.suffix else None
         if infill is not None:
             sampling = replace(sampling, stop_ids=(*sampling.stop_ids, *infill.ends))
@@ -358,7 +364,7 @@ class Preparer:
             )
         for i, given in enumerate(prompts):
             prompt = self.completion_prompt(given, request, infill)
-            check_length(sampling, len(prompt.tokens), context)
+            check(len(prompt.tokens))
             rules = sampling
             if sampling.max_tokens is None and default_max_tokens is not None:
                 rules = replace(sampling, max_tokens=max(default_max_tokens, sampling.min_tokens))
@@ -425,21 +431,27 @@ def check_tokens(tokens: Sequence[int], vocab: int) -> None:
         raise RequestError(f"token id {wrong} is not within 0..{vocab - 1}", param="prompt")
 
 
-def check_length(sampling: Sampling, prompt: int, context: int) -> None:
-    """Raise ContextLengthExceeded if a prompt and `max_tokens` exceed the context."""
-    wanted = sampling.max_tokens
-    if context - prompt < (wanted != 0):
-        raise ContextLengthExceeded(
-            f"the context is {context} tokens and the prompt has {prompt}; shorten the prompt, or "
-            "load with a larger --context",
-            param="prompt",
-        )
-    if wanted is not None and prompt + wanted > context:
-        raise ContextLengthExceeded(
-            f"the context is {context} tokens, but {prompt + wanted} are requested: {prompt} in "
-            f"the prompt and {wanted} to generate; shorten either",
-            param="max_tokens",
-        )
+def check_length(
+    sampling: Sampling, prompt: int, context: int, *, own: bool = False, counted: bool = True
+) -> None:
+    """Raise ContextLengthExceeded if a context has no room for a prompt and the fewest tokens.
+
+    prompt: its tokens; at least this many unless `counted`. own: the request states the context.
+    """
+    fewest = sampling.fewest_tokens
+    if prompt + fewest <= context:
+        return
+    advice = "allow the request more tokens" if own else ContextLengthExceeded.advice
+    one_fits = prompt < context
+    raise ContextLengthExceeded.of(
+        context,
+        prompt,
+        counted=counted,
+        to_generate=fewest,
+        reason="the request limits its context" if own else "",
+        advice=f"lower min_tokens, or {advice}" if one_fits else advice,
+        param="min_tokens" if one_fits else "prompt",
+    )
 
 
 def check_ends(sampling: Sampling) -> None:

@@ -248,7 +248,7 @@ class Vectors:
         tokenizer, limit = self.model.require_tokenizer(), self.model.context
         ids = prompt_tokens(template, tokenizer, messages, limit=limit)
         if len(ids) > limit:
-            raise ContextLengthExceeded(f"the context is {limit} tokens, the prompt has {len(ids)}")
+            raise ContextLengthExceeded.of(limit, len(ids), to_generate=0)
         return ids
 
     @cached_property
@@ -297,7 +297,8 @@ def named(i: int) -> Iterator[None]:
     try:
         yield
     except RequestError as error:
-        raise type(error)(f"input[{i}]: {error}", param="input") from None
+        error.args, error.param = (f"input[{i}]: {error}",), "input"
+        raise
 
 
 def probabilities(scores: Rows) -> Scores:

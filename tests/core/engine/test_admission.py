@@ -86,11 +86,23 @@ def test_a_request_that_can_never_run_is_refused_without_effect(
 
 
 def test_a_prompt_that_fills_the_context_is_rejected_unless_max_tokens_is_0() -> None:
-    with pytest.raises(ContextLengthExceeded, match=r"40 tokens and the context 40: 41 would"):
+    with pytest.raises(ContextLengthExceeded, match="in 40 tokens, and at least 1 must be gener"):
         submit(engine(context=40), range(40))
     assert submit(engine(context=40), range(40), max_tokens=0, prompt_logprobs=1) == [0]
-    with pytest.raises(ContextLengthExceeded, match="reach position 40 and the context is 40"):
+    with pytest.raises(ContextLengthExceeded, match=r"is 40 .* media reach position 40"):
         submit(engine(context=40), range(3), positions=[0, 1, 39])
+
+
+def test_more_min_tokens_than_the_rest_of_the_context_are_refused() -> None:
+    least = {"min_tokens": 6, "max_tokens": 9}
+    assert submit(engine(context=40), range(34), **least) == [6]
+    with pytest.raises(ContextLengthExceeded, match="in 35 tokens, and at least 6 must be gener"):
+        submit(engine(context=40), range(35), **least)
+    with pytest.raises(ContextLengthExceeded, match="position 35"):
+        submit(engine(context=40), range(3), positions=[0, 1, 34], **least)
+    with pytest.raises(ContextLengthExceeded, match="X-LoRA") as raised:
+        submit(engine(pages(10), context=40), range(15), mixture=xlora("x"), **least)
+    assert (raised.value.context, raised.value.prompt_tokens, raised.value.needed) == (20, 15, 21)
 
 
 def test_media_that_exceed_the_cross_cache_are_refused() -> None:

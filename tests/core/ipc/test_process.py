@@ -29,8 +29,9 @@ from ostro.core.errors import (
     RequestError,
     UsageError,
 )
+from ostro.core.failure import described
 from ostro.core.ipc import client
-from ostro.core.ipc.client import AsyncEngine
+from ostro.core.ipc.client import AsyncEngine, check_output
 from ostro.core.ipc.frames import Frames, frame, from_engine, to_engine
 from ostro.core.ipc.process import EngineConnection, ProcessEngine
 from ostro.core.messages import arrays
@@ -50,6 +51,7 @@ from ostro.core.messages.outputs import JobOutput, TokenOutput
 from ostro.core.messages.requests import AdapterRef, Sampling, TokenRequest
 from ostro.core.plugins.manager import PluginManager
 from ostro.core.settings import Settings
+from ostro.entrypoints.http.workers.messages import Refused
 
 ECHO = "echo.engine:open_engine"
 LONG = Sampling(max_tokens=4000, ignore_eos=True)
@@ -494,6 +496,22 @@ def test_malformed_messages_end_the_connection() -> None:
     for body in (b"", b"\x80", msgspec.msgpack.encode({"type": "Quit"}), frame(Outputs([]))[4:]):
         with pytest.raises(msgspec.MsgspecError):
             to_engine.decode(body)
+
+
+def test_the_numbers_of_a_long_prompt_cross() -> None:
+    error = errors.ContextLengthExceeded.of(64, 65, counted=False, advice="x", param="input")
+    output = TokenOutput(id="a", finish="error", **described(error))
+    refused = Refused.of(error, id="a")
+    for kind, message in ((Failed, Failed.of(error)), (TokenOutput, output), (Refused, refused)):
+        received = msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=kind)
+        if isinstance(received, TokenOutput):
+            with pytest.raises(errors.ContextLengthExceeded) as raised:
+                check_output(received)
+            found: Any = raised.value
+        else:
+            found = received.error()
+        assert type(found) is type(error) and str(found) == str(error)
+        assert vars(found).items() >= vars(error).items()
 
 
 def test_errors_cross() -> None:

@@ -212,7 +212,7 @@ def test_a_conversation_that_grows_too_long_is_not_the_end(chat, model: LocalMod
     ran = chat(["hello " * 30, "/clear", "hello"], "--context", "64")
     assert ran.code == 0
     assert ran.out == reply_of(model, "hello") + "\n"
-    assert "the context is 64 tokens" in ran.err and "/clear clears" in ran.err
+    assert "context length is 64 tokens" in ran.err and "/clear clears" in ran.err
     assert "the message was not added" in ran.err
 
 

@@ -20,6 +20,7 @@ CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
 ONE = RequestBody()
 USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "f"}}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
 def check_refused(response: httpx.Response, status: int, param: str | None = None) -> None:
@@ -285,18 +286,47 @@ def test_context(server: Any) -> None:
         error = response.json()["error"]
         assert error["code"] == "context_length_exceeded"
         assert "4096" in error["message"] and str(len(body["prompt"])) in error["message"]
-    response = server.complete("x" * 4000, max_tokens=97)
-    check_refused(response, 400, "max_tokens")
-    assert "4096" in response.json()["error"]["message"]
-    assert "4097" in response.json()["error"]["message"]
-    whole = server.complete("x" * 4000, max_tokens=96, ignore_eos=True)
-    assert whole.json()["usage"]["completion_tokens"] == 96
+    for most in (96, 97, 2**31):
+        whole = server.complete("x" * 4000, max_tokens=most, ignore_eos=True)
+        assert whole.json()["usage"]["completion_tokens"] == 96
     scored = server.complete("x" * 4096, max_tokens=0, echo=True, logprobs=0)
     assert scored.json()["usage"]["total_tokens"] == 4096
     check_refused(server.complete("x" * 4097, max_tokens=0, echo=True, logprobs=0), 400, "prompt")
     rest = server.chat("x" * 4000, ignore_eos=True).json()
     assert rest["usage"]["total_tokens"] == 4096
     assert rest["choices"][0]["finish_reason"] == "length"
+
+
+MOST = 100_000
+TURNS = [{"role": "user", "content": "x" * 4000}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "ended"),
+    [
+        ("/v1/completions", {"prompt": "x" * 4000, "max_tokens": MOST}, '"finish_reason":"length"'),
+        ("/v1/chat/completions", {"messages": TURNS, "max_tokens": MOST}, '"length"'),
+        ("/v1/chat/completions", {"messages": TURNS, "max_completion_tokens": MOST}, '"length"'),
+        ("/v1/responses", {"input": "x" * 4000, "max_output_tokens": MOST}, "max_output_tokens"),
+        ("/v1/messages", {"messages": TURNS, "max_tokens": MOST}, "context_window_exceeded"),
+        ("/api/chat", {"messages": TURNS, "options": {"num_predict": MOST}}, '"length"'),
+        ("/api/generate", {"prompt": "x" * 4000, "options": {"num_predict": MOST}}, '"length"'),
+    ],
+)
+def test_the_context_limits_max_tokens(
+    server: Any, path: str, body: dict[str, Any], ended: str
+) -> None:
+    answer = server.post(path, model="echo", stream=False, **body)
+    assert answer.status_code == 200 and ended in answer.text
+    found = server.echo.seen[-1]
+    assert len(found.tokens) + found.sampling.max_tokens == 4096
+
+
+def test_a_limit_beyond_the_context_reserves_its_rest(server: Any) -> None:
+    for n in (1, 3):
+        answer = server.complete("x" * 4090, max_tokens=MOST, n=n, ignore_eos=True).json()
+        assert answer["usage"]["completion_tokens"] == 6 * n
+        assert {choice["finish_reason"] for choice in answer["choices"]} == {"length"}
 
 
 # C7: logit bias
@@ -343,7 +373,7 @@ def test_models(server: Any) -> None:
         [{"role": "wizard", "content": "hi"}],
         [{"role": 1, "content": "hi"}],
         [{"role": "tool", "content": "42"}],
-        [USER, {"role": "assistant", "content": "ho"}],
+        [USER, {"role": "assistant", "tool_calls": [CALL]}],
         [{"role": "user", "content": None}],
         [{"role": "user", "content": []}],
         [{"role": "user", "content": [{"type": "text"}]}],

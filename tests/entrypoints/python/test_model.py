@@ -40,6 +40,8 @@ from ostro.plugins.conformance.parity import BAR, deviation
 
 GREEDY = {"temperature": 0, "max_tokens": 12}
 HELLO = [{"role": "user", "content": "hello"}]
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+CALLED = {"role": "assistant", "content": None, "tool_calls": [CALL]}
 
 
 @pytest.fixture(scope="module")
@@ -305,6 +307,7 @@ def test_messages_are_those_of_the_server(model: LocalModel) -> None:
     assert model.chat([Message(role="user", content="hello")], **GREEDY) == plain
     parts = [{"role": "user", "content": [{"type": "text", "text": "hel"}, "lo"]}]
     assert model.chat(parts, **GREEDY).text
+    assert model.chat([*HELLO, {"role": "assistant", "content": "a"}], **GREEDY).text
     data = base64.b64encode(b"hello").decode()
     file = {"type": "file", "file": {"filename": "a.txt", "file_data": data}}
     attached = model.encode([{"role": "user", "content": [file]}])
@@ -314,7 +317,7 @@ def test_messages_are_those_of_the_server(model: LocalModel) -> None:
         ([{**HELLO[0], "weight": 1}], r"unknown field 'messages\[0\].weight'"),
         ([{**HELLO[0], "role": "critic"}], r"messages\[0\]: unknown role 'critic'"),
         ([{"role": "user", "content": [{"type": "file", "file": {"file_id": "f"}}]}], "file_id f:"),
-        ([*HELLO, {"role": "assistant", "content": "a"}], "the last message has the role"),
+        ([*HELLO, CALLED], "their results are missing"),
         ([{"role": "assistant", "refusal": "no", "content": ["a"]}], "refusal excludes content"),
     ):
         with pytest.raises(RequestError, match=words):
@@ -331,7 +334,7 @@ def test_messages_are_those_of_the_server(model: LocalModel) -> None:
         (5, UsageError, "text, messages or token ids"),
         ([1, 320], RequestError, r"token id 320 is not within 0\.\.319"),
         ([-1], RequestError, r"token id -1 is not within 0\.\.319"),
-        ([5] * 1025, ContextLengthExceeded, "has 1025|1025 tokens"),
+        ([5] * 1025, ContextLengthExceeded, "is 1024 tokens.* in 1025 tokens"),
         (["hello", "you"], UsageError, "text, messages or token ids"),
         ([*HELLO, "and you"], RequestError, r"messages\[1\]: Expected `object`, got `str`"),
         ([{"content": "hello"}], RequestError, r"messages\[0\].role"),
@@ -377,12 +380,14 @@ def test_a_context_is_filled_to_its_last_token(tiny: Path) -> None:
         for length, said in ((16, 4), (19, 1)):
             answer = model.stream([5] * length, max_tokens=said, ignore_eos=True)
             assert answer.collect() and answer.usage.completion == said
-            with pytest.raises(ContextLengthExceeded, match=f"20 tokens, but 21.*{length} in"):
-                model.generate([5] * length, max_tokens=said + 1)
-        with pytest.raises(ContextLengthExceeded, match="20 tokens and the prompt has 20"):
+            more = model.stream([5] * length, max_tokens=said + 1, ignore_eos=True)
+            assert more.collect()[0].finish == "length" and more.usage.completion == said
+        with pytest.raises(ContextLengthExceeded, match=r"is 20 tokens.* in 20 tokens, and at"):
             model.generate([5] * 20, max_tokens=1)
+        with pytest.raises(ContextLengthExceeded, match=r"and at least 5 must.* lower min_tokens"):
+            model.generate([5] * 16, min_tokens=5)
         assert model.logits([5] * 20).shape == (20, 320)
-        with pytest.raises(ContextLengthExceeded, match="21 tokens and the context 20"):
+        with pytest.raises(ContextLengthExceeded, match=r"is 20 tokens.* in 21 tokens"):
             model.logits([5] * 21)
 
 

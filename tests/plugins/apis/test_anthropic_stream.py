@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from echo.generation import SCRIPT, ScriptedGeneration
 
+from ostro.errors import ContextLengthExceeded
 from ostro.pipelines import ChoiceEnd, Event, Text, ToolCallArguments, ToolCallStart, Usage
 from ostro.plugins.apis.anthropic.stream import MessageAnswer
 
@@ -156,3 +157,21 @@ def test_each_block_ends_once() -> None:
         *(("start", 0), ("start", 1), ("stop", 0), ("stop", 1)),
         *(("start", 2), ("stop", 2), ("start", 3), ("stop", 3)),
     ]
+
+
+@pytest.mark.parametrize("read", ["stream", "collect"])
+def test_an_overflow_found_by_the_engine_has_anthropics_words(read: str) -> None:
+    error = ContextLengthExceeded.of(64, 60, to_generate=6, advice="load with more --memory")
+    script: Any = ScriptedGeneration([], error)
+    message = MessageAnswer(id="msg_1", generation=script, max_tokens=7)
+
+    async def run() -> None:
+        if read == "collect":
+            await message.collect()
+        async for _ in message.stream():
+            pass
+
+    words = "^prompt is too long: 66 tokens > 64 maximum; shorten it, or load with more --memory$"
+    with pytest.raises(ContextLengthExceeded, match=words) as raised:
+        asyncio.run(run())
+    assert raised.value.param is None

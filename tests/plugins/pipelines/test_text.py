@@ -414,10 +414,10 @@ def test_malformed_requests_are_rejected(
 
 @pytest.mark.parametrize(
     ("prompt", "wanted", "param"),
-    [(6, 4, ""), (6, 5, "max_tokens"), (9, None, ""), (10, None, "prompt"), (10, 0, ""),
+    [(6, 4, ""), (6, 5, ""), (9, None, ""), (10, None, "prompt"), (10, 0, ""),
      (11, 0, "prompt"), (9, 1, ""), (10, 1, "prompt")],
 )  # fmt: skip
-def test_prompt_and_output_may_fill_the_context(
+def test_a_prompt_leaves_room_in_the_context_for_a_token(
     prompt: int, wanted: int | None, param: str
 ) -> None:
     sampling = Sampling(max_tokens=wanted)
@@ -426,6 +426,26 @@ def test_prompt_and_output_may_fill_the_context(
     with pytest.raises(ContextLengthExceeded) as raised:
         check_length(sampling, prompt, 10)
     assert raised.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("prompt", "own", "words"),
+    [
+        (6, False, "in 6 tokens, and at least 5 must be generated; shorten it, or lower min_tok"),
+        (6, True, "(the request limits its context); shorten it, or lower min_tokens, or allow"),
+        (10, False, "in 10 tokens, and at least 5 must be generated; shorten it, or load with"),
+        (11, True, "in 11 tokens (the request limits its context); shorten it, or allow the"),
+    ],
+)
+def test_the_fewest_tokens_need_room(prompt: int, own: bool, words: str) -> None:
+    sampling = Sampling(min_tokens=5, max_tokens=9)
+    check_length(sampling, 5, 10, own=own)
+    with pytest.raises(ContextLengthExceeded) as raised:
+        check_length(sampling, prompt, 10, own=own)
+    assert words in str(raised.value)
+    assert raised.value.param == ("min_tokens" if prompt < 10 else "prompt")
+    with pytest.raises(ContextLengthExceeded, match=f"at least {prompt} tokens"):
+        check_length(sampling, prompt, 10, counted=False)
 
 
 def test_more_messages_than_tokens_are_refused_before_they_are_read() -> None:

@@ -29,7 +29,7 @@ def test_longer_inputs_are_truncated_before_the_suffix(vectors: Vectors) -> None
         (found, given) = vectors.encode([text, ids], "", vectors.limit(truncate))
         assert found == [*ids[: kept - 1], END_ID] and given == ids[:kept]
     assert vectors.encode(["ab"], ">", vectors.limit(-1)) == [[*b">ab", END_ID]]
-    with pytest.raises(ContextLengthExceeded, match=r"input\[0\]: the context is 6 tokens"):
+    with pytest.raises(ContextLengthExceeded, match=r"input\[0\]: .* is 6 tokens.* in 11 tokens"):
         vectors.encode([text], "", vectors.limit(None))
     assert vectors.limit(0) is None
     assert vectors.encode(["ab" * 10**7], "", vectors.limit(-1)) == [[*b"ababa", END_ID]]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from ostro.core.messages.outputs import TokenLogprobs, TokenOutput
 from ostro.core.messages.requests import TokenRequest
 from ostro.plugins.pipelines.text.best import mean_logprob
@@ -32,10 +34,22 @@ def test_max_total_tokens_is_a_shorter_context(server: Any) -> None:
         assert usage["total_tokens"] == size + 3
         usage = ask("abcd", max_total_tokens=size + 3, max_tokens=1).json()["usage"]
         assert usage["completion_tokens"] == 1
-        for wrong in ({"max_total_tokens": size}, {"max_total_tokens": size + 3, "max_tokens": 4}):
-            error = ask("abcd", **wrong).json()["error"]
-            assert error["code"] == "context_length_exceeded", error
+        usage = ask("abcd", max_total_tokens=size + 3, max_tokens=4, ignore_eos=True).json()[
+            "usage"
+        ]
+        assert usage["completion_tokens"] == 3
+        error = ask("abcd", max_total_tokens=size).json()["error"]
+        assert error["code"] == "context_length_exceeded", error
+        assert "the request limits its context" in error["message"]
     assert ask("abcd", max_total_tokens=10**6).status_code == 200
+
+
+@pytest.mark.parametrize("most", [{}, {"max_tokens": 100_000}])
+def test_min_tokens_beyond_the_context_are_refused(server: Any, most: dict[str, int]) -> None:
+    assert server.complete("x" * 4090, min_tokens=6, **most).status_code == 200
+    error = server.complete("x" * 4090, min_tokens=7, **most).json()["error"]
+    assert (error["param"], error["code"]) == ("min_tokens", "context_length_exceeded")
+    assert "in 4090 tokens, and at least 7 must be generated" in error["message"]
 
 
 def test_control_tokens_in_prompts(server: Any) -> None:

@@ -115,9 +115,50 @@ def test_a_final_message_is_continued(server: Any) -> None:
 def test_messages_that_cannot_be_continued(server: Any, fields: dict[str, Any]) -> None:
     error = refused(server.chat(continue_final_message=True, **fields))
     assert "continue_final_message" in error
-    assert "continue it with" in refused(
-        server.chat(messages=[USER, {"role": "assistant", "content": "a"}])
-    )
+
+
+SAID = {"role": "assistant", "content": "Stop."}
+TURN = "<|im_start|>assistant\n"
+NEW, CONTINUED = f"{TURN}Stop.<|im_end|>\n{TURN}", f"{TURN}Stop."
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "end"),
+    [
+        ("/v1/chat/completions", "messages", NEW),
+        ("/v1/responses", "input", NEW),
+        ("/v1/messages", "messages", CONTINUED),
+        ("/api/chat", "messages", CONTINUED),
+    ],
+)
+def test_a_final_message_of_the_assistant(server: Any, path: str, field: str, end: str) -> None:
+    """A new one follows, as from OpenAI, or it is continued, as by Anthropic and Ollama."""
+    more = {"max_tokens": 400} if path == "/v1/messages" else {}
+    answer = server.post(path, model="echo", stream=False, **{field: [USER, SAID]}, **more)
+    assert answer.status_code == 200, answer.text
+    tokenizer = server.service.models["echo"]["text"].tokenizer
+    prompt = tokenizer.decode(server.echo.seen[-1].tokens, skip_special=False)
+    assert prompt.endswith(f"hi<|im_end|>\n{end}")
+
+
+RESPONSES_CALL = {"call_id": "1", "name": "f", "arguments": "{}"}
+OLLAMA_CALL = {"function": {"name": "f", "arguments": {}}}
+OWN_CALL = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [USER, CALLED]}),
+        ("/v1/responses", {"input": [USER, {"type": "function_call", **RESPONSES_CALL}]}),
+        ("/v1/messages", {"messages": [USER, {"role": "assistant", "content": [OWN_CALL]}]}),
+        ("/api/chat", {"messages": [USER, {"role": "assistant", "tool_calls": [OLLAMA_CALL]}]}),
+    ],
+)
+def test_final_calls_without_their_results(server: Any, path: str, body: dict[str, Any]) -> None:
+    more = {"max_tokens": 400} if path == "/v1/messages" else {}
+    answer = server.post(path, model="echo", **body, **more)
+    assert answer.status_code == 400 and "result" in answer.text
 
 
 def test_uploaded_files(start: Any, tmp_path: Path) -> None:

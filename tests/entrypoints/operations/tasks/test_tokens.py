@@ -71,8 +71,11 @@ def test_a_conversation_is_rendered_and_counted(operations: Operations) -> None:
 
 def test_a_count_may_exceed_the_context(operations: Operations) -> None:
     assert run(operations.count(chat("a" * 200))) == 219 > CONTEXT
-    with pytest.raises(ContextLengthExceeded, match="256"):
-        run(operations.count(chat("a" * 250)))
+    for longer in (chat("a" * 250), TokenizeRequest(text="a" * 269)):
+        count = operations.tokenize(longer)
+        with pytest.raises(ContextLengthExceeded, match=f"is {CONTEXT} tokens.* 8 times") as raised:
+            run(count)
+        assert (raised.value.context, raised.value.prompt_tokens) == (CONTEXT, 269)
     assert run(operations.count(chat("a"))) == 20
 
 
