@@ -18,7 +18,7 @@ from ostro.core.routes import Content, RequestBody, Route
 from ostro.entrypoints.http.app import routes_of
 from ostro.entrypoints.http.handlers import endpoint_of
 
-OPERATIONS = object()
+OPERATIONS = SimpleNamespace(strict_fields=True)
 
 
 class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

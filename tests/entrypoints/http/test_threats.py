@@ -218,7 +218,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETE, {"logprobs": 10**6}, "logprobs"),
     (RESPOND, {"max_output_tokens": -1}, "max_output_tokens"),
     (RESPOND, {"top_p": 2}, "top_p"),
-    (MESSAGES, {"max_tokens": 0}, "max_tokens"),
+    (MESSAGES, {"max_tokens": -1}, "max_tokens"),
     (MESSAGES, {"temperature": 1.5}, "temperature"),
     (MESSAGES, {"top_k": -5}, "top_k"),
     ("/api/chat", {"options": {"temperature": -1}}, "temperature"),

@@ -45,7 +45,8 @@ def run(
     handler: Any, given: dict[str, Any], *, ring: KeyRing | None = None, key: str = "", **route: Any
 ) -> tuple[int, Any]:
     """The status and the JSON of the response of a batch's request."""
-    operations: Any = SimpleNamespace(service=SimpleNamespace(takes_media=True, max_context=None))
+    service = SimpleNamespace(takes_media=True, max_context=None)
+    operations: Any = SimpleNamespace(service=service, strict_fields=True)
     routes = [Route(name="POST /x", handler=handler, request=Request, **route)]
     execute = make_executor(routes, operations, ring or KeyRing(), Quotas())
     status, data = asyncio.run(execute("/x", msgspec.json.encode(given), key))
@@ -113,7 +114,8 @@ def test_a_batch_contains_no_forms() -> None:
 
     handled = Route(name="POST /x", handler=echo, request=Request)
     form = Route(name="POST /x", handler=echo, request=Form)
-    operations: Any = SimpleNamespace(service=SimpleNamespace(takes_media=True, max_context=None))
+    service = SimpleNamespace(takes_media=True, max_context=None)
+    operations: Any = SimpleNamespace(service=service, strict_fields=True)
     for route, status in ((handled, 200), (form, 404)):
         execute = make_executor([route], operations, KeyRing(), Quotas())
         assert asyncio.run(execute("/x", b"{}", ""))[0] == status
