@@ -1405,10 +1405,24 @@ ENTRYPOINTS: Mapping[str, Mapping[str, Change]] = {
             "[media.get(i + 1, part) for i, part in",
         ),
     },
+    "entrypoints/api/openai/thinking.py": {
+        "fields-of-one-meaning-may-differ": (
+            "if any(value != first for value in given.values()):",
+            "if False:",
+        ),
+        "thinking-off-is-no-effort": (
+            '("enable_thinking", "none" if switch is False else None)',
+            '("enable_thinking", None)',
+        ),
+    },
     "entrypoints/api/openai/bodies.py": {
         "newer-name-of-a-limit-is-ignored": (
-            'one_of(self, "max_completion_tokens", "max_tokens")',
-            "self.max_tokens",
+            'return [("max_completion_tokens", self.max_completion_tokens), *super().limits]',
+            "return super().limits",
+        ),
+        "no-limit-of-llama-cpp-is-a-limit": (
+            "predicted = None if self.n_predict == -1 else self.n_predict",
+            "predicted = self.n_predict",
         ),
         "token-id-may-have-other-digits": (
             "if not (key.isascii() and key.isdigit() and len(key) < 12):",

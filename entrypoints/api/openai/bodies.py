@@ -25,6 +25,12 @@ from ostro.entrypoints.api.openai.constraints import (
     constraint_of,
 )
 from ostro.entrypoints.api.openai.messages import Message, read_messages
+from ostro.entrypoints.api.openai.thinking import (
+    Level,
+    ReasoningConfig,
+    agreed,
+    read_thinking,
+)
 from ostro.entrypoints.api.openai.tools import read_choice, read_tools
 from ostro.entrypoints.operations.documents.metadata import Metadata
 from ostro.entrypoints.operations.requests.model_body import ModelBody
@@ -33,9 +39,8 @@ UNSUPPORTED: Mapping[str, str] = {
     "allowed_token_ids": "a list of allowed tokens; use logit_bias or structured_outputs",
     "bad_words": "a list of forbidden words; use logit_bias",
     "chat_template": "a chat template in a request; serve the model with --chat-template",
-    "ebnf": "the name of another server; use guided_grammar",
+    "ebnf": "a grammar under SGLang's name; use guided_grammar",
     "mm_processor_kwargs": "a setting of the processor of media",
-    "regex": "the name of another server; use guided_regex",
     "truncate_prompt_tokens": "truncation of a prompt; shorten it",
     "use_beam_search": "beam search",
 }
@@ -48,9 +53,23 @@ EXTENSIONS = ModelBody.extensions | frozenset(
     "chat_template_kwargs add_generation_prompt continue_final_message thinking_budget "
     "thinking_token_budget thinking_budget_tokens processors "
     "logits_processors response_format grammar json_schema guided_json guided_regex guided_choice "
-    "guided_grammar structured_outputs".split()
+    "guided_grammar structured_outputs regex repeat_penalty n_predict skip_special_tokens "
+    "spaces_between_special_tokens return_tokens_as_token_ids cache_prompt id_slot "
+    "timings_per_token request_id rid think enable_thinking reasoning include_reasoning "
+    "separate_reasoning stream_reasoning add_special_tokens".split()
 )
 """Fields that OpenAI's API lacks."""
+PEERS: Mapping[str, str] = {
+    "cache_prompt": "the prefix cache has every prompt",
+    "id_slot": "the scheduler assigns the slots",
+    "request_id": "the header x-request-id states the id of a request",
+    "return_tokens_as_token_ids": "log probabilities name tokens by their text",
+    "rid": "the header x-request-id states the id of a request",
+    "skip_special_tokens": "text has no control tokens",
+    "spaces_between_special_tokens": "text has no control tokens",
+    "timings_per_token": "usage and metrics have the times",
+}
+"""Fields of other servers that change nothing here, and why."""
 CACHE = "the prefix cache finds repeated prefixes by itself"
 
 
@@ -73,8 +92,12 @@ class TextBody(ModelBody, kw_only=True):
     """The fields that chats and completions share.
 
     `logits_processors` are parameters of installed logits processors by name; `processors` is its
-    older name. One of the last eight fields at most constrains the output.
+    older name. `repeat_penalty` and `n_predict` (llama.cpp), of which -1 is no limit, are other
+    names of `repetition_penalty` and `max_tokens`, `regex` (SGLang) one of `guided_regex`. One of
+    the constraints of the output may be present.
     """
+
+    accepted: ClassVar[Mapping[str, str]] = {**ModelBody.accepted, **PEERS}
 
     n: int | None = None
     max_tokens: int | None = None
@@ -113,6 +136,28 @@ class TextBody(ModelBody, kw_only=True):
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
     structured_outputs: StructuredOutputs | None = None
+    regex: str | None = None
+    repeat_penalty: float | None = None
+    n_predict: Annotated[int, msgspec.Meta(ge=-1)] | None = None
+    cache_prompt: bool | None = None
+    id_slot: int | None = None
+    request_id: str | None = None
+    return_tokens_as_token_ids: Literal[False] | None = None
+    rid: str | None = None
+    skip_special_tokens: Literal[True] | None = None
+    spaces_between_special_tokens: bool | None = None
+    timings_per_token: bool | None = None
+
+    @property
+    def shows_reasoning(self) -> bool:
+        """Whether the response contains the text of the reasoning."""
+        return True
+
+    @property
+    def limits(self) -> list[tuple[str, int | None]]:
+        """The limits on generated tokens by their names."""
+        predicted = None if self.n_predict == -1 else self.n_predict
+        return [("max_tokens", self.max_tokens), ("n_predict", predicted)]
 
     def text_fields(self) -> dict[str, Any]:
         """Return the fields of a `TextRequest` with these values. Raises RequestError."""
@@ -123,6 +168,11 @@ class TextBody(ModelBody, kw_only=True):
             )
         return {
             **{name: getattr(self, name) for name in SHARED},
+            "max_tokens": agreed(*self.limits),
+            "repetition_penalty": agreed(
+                ("repetition_penalty", self.repetition_penalty),
+                ("repeat_penalty", self.repeat_penalty),
+            ),
             "stop": [self.stop] if isinstance(self.stop, str) else self.stop or (),
             "stop_token_ids": self.stop_token_ids or (),
             "logit_bias": read_bias(self.logit_bias or {}),
@@ -135,15 +185,22 @@ class ChatBody(TextBody, kw_only=True):
     """A conversation that the assistant continues.
 
     `max_completion_tokens` is the newer name of `max_tokens`. `thinking_token_budget` (vLLM) and
-    `thinking_budget_tokens` (llama.cpp) are other names of `thinking_budget`.
+    `thinking_budget_tokens` (llama.cpp) are other names of `thinking_budget`. `think` (Ollama),
+    `enable_thinking` and `reasoning` (OpenRouter) state how the model reasons, as
+    `reasoning_effort` does. `include_reasoning` leaves the text of the reasoning out if false.
     """
 
     accepted: ClassVar[Mapping[str, str]] = {
-        **ModelBody.accepted,
+        **TextBody.accepted,
+        "add_special_tokens": "the chat template writes the control tokens",
+        "echo": "the response has the generated message only",
+        "keep_alive": "models stay in memory until the server stops",
         "prompt_cache_key": CACHE,
         "prompt_cache_options": CACHE,
         "prompt_cache_retention": CACHE,
         "safety_identifier": ModelBody.accepted["user"],
+        "separate_reasoning": "reasoning is apart from the text",
+        "stream_reasoning": "reasoning is streamed as it is generated",
         "verbosity": "open models have no setting of verbosity; ask for it in a message",
     }
     echoed: ClassVar[Mapping[str, str]] = {
@@ -159,7 +216,9 @@ class ChatBody(TextBody, kw_only=True):
         "prediction": "predicted output",
         "web_search_options": "web search",
     }
-    extensions: ClassVar[frozenset[str]] = EXTENSIONS - {"response_format"}
+    extensions: ClassVar[frozenset[str]] = (EXTENSIONS | {"echo", "keep_alive"}) - {
+        "response_format"
+    }
 
     messages: str | list[Message]
     logprobs: bool | None = None
@@ -186,6 +245,26 @@ class ChatBody(TextBody, kw_only=True):
     prompt_cache_retention: Literal["in_memory", "24h"] | None = None
     safety_identifier: Annotated[str, msgspec.Meta(max_length=128)] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
+    think: bool | Level | None = None
+    enable_thinking: bool | None = None
+    reasoning: ReasoningConfig | None = None
+    include_reasoning: bool | None = None
+    add_special_tokens: Literal[False] | None = None
+    echo: Literal[False] | None = None
+    keep_alive: int | float | str | None = None
+    separate_reasoning: Literal[True] | None = None
+    stream_reasoning: bool | None = None
+
+    @property
+    def shows_reasoning(self) -> bool:
+        """Whether the response contains the text of the reasoning."""
+        excluded = self.reasoning is not None and self.reasoning.exclude
+        return self.include_reasoning is not False and not excluded
+
+    @property
+    def limits(self) -> list[tuple[str, int | None]]:
+        """The limits on generated tokens by their names."""
+        return [("max_completion_tokens", self.max_completion_tokens), *super().limits]
 
     def to_request(self) -> ChatRequest:
         """Return the request. Raises RequestError for contradictory fields, and Unsupported."""
@@ -204,21 +283,18 @@ class ChatBody(TextBody, kw_only=True):
                 param="service_tier",
             )
         calls = read_choice(self.tool_choice)
-        fields = self.text_fields()
-        fields["max_tokens"] = one_of(self, "max_completion_tokens", "max_tokens")
+        thinking = read_thinking(self)
         return ChatRequest(
-            **fields,
+            **self.text_fields(),
             messages=read_messages(self.messages),
             logprobs=read_logprobs(self.logprobs, self.top_logprobs),
             tools=read_tools(self.tools),
             tool_choice=calls.mode,
             allowed_tools=calls.tools,
             parallel_tool_calls=self.parallel_tool_calls,
-            reasoning_effort=self.reasoning_effort,
-            thinking_budget=one_of(
-                self, "thinking_budget", "thinking_token_budget", "thinking_budget_tokens"
-            ),
-            chat_template_kwargs=self.chat_template_kwargs or {},
+            reasoning_effort=thinking.effort,
+            thinking_budget=thinking.budget,
+            chat_template_kwargs=thinking.options,
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
         )
@@ -302,14 +378,6 @@ def read_prompts(prompt: str | Sequence[str | int | list[int]]) -> list[str | li
             param="prompt",
         )
     return [*texts, *lists]
-
-
-def one_of(body: ChatBody, *names: str) -> int | None:
-    """The value of a field that has several names. Raises RequestError if they differ."""
-    given = {name: x for name in names if (x := getattr(body, name)) is not None}
-    if len(set(given.values())) > 1:
-        raise RequestError(f"{' and '.join(given)} differ; use {names[0]}", param=names[0])
-    return next(iter(given.values()), None)
 
 
 def check_stream(body: ChatBody | CompletionBody) -> None:

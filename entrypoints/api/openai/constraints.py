@@ -101,6 +101,8 @@ def constraints_of(body: TextBody) -> Iterator[Constraint]:
         yield Constraint(json_schema(body.guided_json, "guided_json"), "guided_json")
     if body.guided_regex is not None:
         yield Constraint(Regex(body.guided_regex), "guided_regex")
+    if body.regex is not None:
+        yield Constraint(Regex(body.regex), "regex")
     if body.guided_choice is not None:
         yield Constraint(Choices(body.guided_choice), "guided_choice")
     if body.guided_grammar is not None:

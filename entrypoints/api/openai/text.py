@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 
 from msgspec import UNSET, UnsetType
 
-from ostro.core.messages.text import ChoiceEnd, Event
+from ostro.core.messages.text import ChoiceEnd, Event, Reasoning
 from ostro.core.routes import RequestBody, Route
 from ostro.core.store import new_id
 from ostro.entrypoints.api.openai import types
@@ -61,7 +61,10 @@ async def chat(
         first = done.choices[0].prompt_logprobs
         return ChatCompletion(
             **head,
-            choices=[types.chat_choice(choice, token_bytes) for choice in done.choices],
+            choices=[
+                types.chat_choice(choice, token_bytes, body.shows_reasoning)
+                for choice in done.choices
+            ],
             usage=types.usage(done.usage),
             metadata=unless_none(body.metadata),
             service_tier=tier,
@@ -133,6 +136,8 @@ async def chunks(
     begun: set[int] = set()
     try:
         async for event in generation:
+            if isinstance(event, Reasoning) and not body.shows_reasoning:
+                continue
             chunk = new_chunk(choices=[to_choice(event, event.index not in begun)])
             begun.add(event.index)
             if isinstance(event, ChoiceEnd):

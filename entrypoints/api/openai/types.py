@@ -285,8 +285,11 @@ def adapter_headers(generations: Sequence[str] | None) -> dict[str, str]:
     return {} if generations is None else {ADAPTERS_HEADER: ",".join(generations)}
 
 
-def chat_choice(choice: CompletionChoice, token_bytes: TokenBytes) -> ChatChoice:
+def chat_choice(
+    choice: CompletionChoice, token_bytes: TokenBytes, shows_reasoning: bool = True
+) -> ChatChoice:
     """Return a choice of a chat completion."""
+    reasoning = choice.reasoning if shows_reasoning and choice.reasoning else UNSET
     calls = [
         MessageToolCall(id=x.id, function=Function(name=x.name, arguments=x.arguments))
         for x in choice.tool_calls
@@ -295,8 +298,8 @@ def chat_choice(choice: CompletionChoice, token_bytes: TokenBytes) -> ChatChoice
         index=choice.index,
         message=ChatMessage(
             content=None if calls and not choice.text else choice.text,
-            reasoning_content=choice.reasoning or UNSET,
-            reasoning=choice.reasoning or UNSET,
+            reasoning_content=reasoning,
+            reasoning=reasoning,
             tool_calls=calls or UNSET,
         ),
         logprobs=chat_logprobs(choice.logprobs, token_bytes),

@@ -60,6 +60,7 @@ from ostro.entrypoints.api.openai.responses.tools import (
 )
 from ostro.entrypoints.api.openai.speech import SpeechBody, VoiceId, VoicesRequest
 from ostro.entrypoints.api.openai.stored_chats import MessageListRequest
+from ostro.entrypoints.api.openai.thinking import ReasoningConfig
 from ostro.entrypoints.api.server.adapters import LoadRequest, UnloadRequest
 from ostro.entrypoints.api.server.models import (
     IsqRequest,
@@ -150,6 +151,7 @@ NESTED: dict[type[msgspec.Struct], dict[str, Any]] = {
     Grammar: {"type": "regex", "value": "a"},
     NamedSchema: {},
     PromptCacheOptions: {},
+    ReasoningConfig: {},
     ResponseFormat: {"type": "text"},
     StreamOptions: {},
     StructuredOutputs: {},

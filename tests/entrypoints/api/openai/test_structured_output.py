@@ -29,6 +29,7 @@ FORMS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"structured_outputs": {"structural_tag": TAGS}}, {"structural_tag": TAGS}),
     ({"guided_json": TEXT}, {"json_schema": SCHEMA}),
     ({"guided_regex": "a+"}, {"regex": "a+"}),
+    ({"regex": "a+"}, {"regex": "a+"}),
     ({"guided_choice": ["a"]}, {"choice": ["a"]}),
     ({"guided_grammar": GBNF}, {"gbnf": GBNF}),
     ({"grammar": {"type": "regex", "value": "a+"}}, {"regex": "a+"}),
@@ -100,7 +101,7 @@ def test_reasoning_that_the_prompt_begins_is_free(start: Any) -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
-    ({"guided_json": {}, "regex": "a"}, "regex", "use guided_regex"),
+    ({"guided_json": {}, "regex": "a"}, "regex", "exclude each other"),
     ({"guided_json": {}, "guided_regex": "a"}, "guided_regex", "exclude each other"),
     (
         {"logits_processors": {"grammar": {}}, "guided_regex": "a"},

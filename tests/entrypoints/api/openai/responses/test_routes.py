@@ -331,7 +331,7 @@ def test_a_response_that_is_not_stored_leaves_nothing(client: openai.OpenAI, fol
             "tool_choice",
             "unsupported",
         ),
-        ({"tools": [{"type": "mcp"}], "tool_choice": "required"}, "tool_choice", None),
+        ({"tools": [{"type": "mcp"}], "tool_choice": "required"}, "tools[0]", "unsupported"),
         ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema", None),
         ({"text": {"format": {"schema": {}}}}, "text.format.schema", None),
         ({"text": {"format": {"type": "banana"}}}, "text.format.type", None),
@@ -460,6 +460,8 @@ def test_tools_that_are_skipped_are_not_among_those_of_the_response(lenient: Run
     assert [tool["name"] for tool in answer.json()["tools"]] == ["weather"]
     only = lenient.post("/v1/responses", input="hi", tools=tools[:1], parallel_tool_calls=True)
     assert (only.status_code, only.json()["tools"]) == (200, [])
+    none = lenient.post("/v1/responses", input="hi", tools=tools[:1], tool_choice="required")
+    assert (none.status_code, none.json()["error"]["param"]) == (400, "tool_choice")
 
 
 def test_items_of_conversations_are_read_by_the_same_rule(
