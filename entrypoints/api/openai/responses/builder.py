@@ -52,6 +52,7 @@ from ostro.entrypoints.api.openai.responses.items import (
     ReasoningText,
     SampledToken,
     Status,
+    carried,
 )
 from ostro.entrypoints.api.openai.responses.response import (
     IncompleteDetails,
@@ -83,13 +84,20 @@ class ResponseBuilder:
     """Adds the events of a generation to a response, and makes the response's events.
 
     At most one message or reasoning is open; calls stay open until the end, since their
-    arguments may alternate. `logprobs`: whether texts have log probabilities.
+    arguments may alternate. `logprobs`: whether texts have log probabilities. `carries_reasoning`:
+    whether reasoning has `encrypted_content`.
     """
 
     def __init__(
-        self, response: Response, token_bytes: Callable[[int], bytes], *, logprobs: bool = False
+        self,
+        response: Response,
+        token_bytes: Callable[[int], bytes],
+        *,
+        logprobs: bool = False,
+        carries_reasoning: bool = False,
     ) -> None:
-        self.response, self.token_bytes, self.logprobs = response, token_bytes, logprobs
+        self.response, self.token_bytes = response, token_bytes
+        self.logprobs, self.carries_reasoning = logprobs, carries_reasoning
         self.functions = {each.name: each for each in functions_of(response.tools)}
         self.open: OpenText | None = None
         self.calls: dict[int, tuple[int, CallItem, list[str]]] = {}
@@ -197,6 +205,7 @@ class ResponseBuilder:
         else:
             part = ReasoningText(text=text)
             item.content = [part]
+            item.encrypted_content = carried(text) if self.carries_reasoning else None
             yield ReasoningTextDone(**place, text=text)
         yield ContentPartDone(**place, part=part)
         yield OutputItemDone(output_index=opened.index, item=item)

@@ -32,6 +32,7 @@ from ostro.entrypoints.api.openai.responses.items import (
     OutputText,
     Part,
     ReasoningItem,
+    carried_reasoning,
     joined_name,
     tag_of,
 )
@@ -97,7 +98,9 @@ def answer_text(message: MessageItem) -> str:
 
 def reasoning_text(item: ReasoningItem) -> str:
     """Return the text of reasoning, or of its summary without one."""
-    return "".join(part.text for part in (item.content or item.summary))
+    text = "".join(part.text for part in item.content or ())
+    text = text or carried_reasoning(item.encrypted_content)
+    return text or "".join(part.text for part in item.summary)
 
 
 def content_of(content: str | Sequence[Part]) -> str | list[ContentPart]:

@@ -5,6 +5,7 @@ The types have the fields of OpenAI's items; they are stored and sent as they ar
 
 from __future__ import annotations
 
+from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,10 +32,14 @@ Includable = Literal[
     "web_search_call.action.sources",
     "web_search_call.results",
 ]
-"""Values of `include`. All but one are of tools that the server lacks, or always answered."""
+"""Values of `include`. All but two are of tools that the server lacks, or always answered."""
 INCLUDABLE: Sequence[str] = get_args(Includable)
 LOGPROBS = "message.output_text.logprobs"
-"""The value of `include` that has an effect."""
+"""The value of `include` for log probabilities."""
+ENCRYPTED = "reasoning.encrypted_content"
+"""The value of `include` for reasoning that the client keeps."""
+CARRIED = "ostro:"
+"""The start of `encrypted_content` of this server."""
 DIGITS = 32
 """Hexadecimal digits at the end of an id; they sort in order of creation."""
 GROUP = 19
@@ -185,7 +190,8 @@ class CustomArguments(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class ReasoningItem(Tagged, kw_only=True, tag="reasoning"):
     """Reasoning of the model. The server writes no summaries.
 
-    Its reasoning is in `content`; what other servers have encrypted is kept, and not read.
+    Its reasoning is in `content`, and on request also in `encrypted_content`; see `carried`. What
+    other servers have encrypted is kept, and not read.
     """
 
     summary: list[SummaryText]
@@ -193,6 +199,24 @@ class ReasoningItem(Tagged, kw_only=True, tag="reasoning"):
     encrypted_content: str | None = None
     id: str | UnsetType = UNSET
     status: Status | UnsetType = UNSET
+
+
+def carried(reasoning: str) -> str:
+    """Return `encrypted_content` that carries reasoning, for clients that keep nothing else of it.
+
+    It is no secret to them, and not encrypted: `content` has it as well.
+    """
+    return CARRIED + b64encode(reasoning.encode()).decode()
+
+
+def carried_reasoning(encrypted: str | None) -> str:
+    """Return the reasoning in `encrypted_content`, "" for that of another server."""
+    if encrypted is None or not encrypted.startswith(CARRIED):
+        return ""
+    try:
+        return b64decode(encrypted.removeprefix(CARRIED), validate=True).decode()
+    except ValueError:
+        return ""
 
 
 class ItemReference(Tagged, kw_only=True, tag="item_reference"):

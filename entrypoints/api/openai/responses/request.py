@@ -20,6 +20,7 @@ from ostro.core.messages.text_requests import (
 )
 from ostro.entrypoints.api.openai.responses.chat import chat_messages
 from ostro.entrypoints.api.openai.responses.items import (
+    ENCRYPTED,
     INCLUDABLE,
     INPUT_KINDS,
     LOGPROBS,
@@ -186,6 +187,11 @@ class ResponseRequest(InputTokensRequest, kw_only=True):
     seed: int | None = None
     top_k: int | None = None
     cache_salt: str | None = None
+
+    @property
+    def wants_encrypted(self) -> bool:
+        """Whether the output has reasoning that the client keeps."""
+        return ENCRYPTED in (self.include or ())
 
     @property
     def wants_logprobs(self) -> bool:

@@ -373,7 +373,10 @@ class ResponseRun:
 
     def __post_init__(self) -> None:
         self.builder = ResponseBuilder(
-            self.response, self.generation.token_bytes, logprobs=self.request.wants_logprobs
+            self.response,
+            self.generation.token_bytes,
+            logprobs=self.request.wants_logprobs,
+            carries_reasoning=self.request.wants_encrypted,
         )
 
     async def generated(self) -> AsyncGenerator[ResponseEvent, None]:

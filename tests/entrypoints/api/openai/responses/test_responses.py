@@ -31,7 +31,7 @@ from ostro.entrypoints.api.openai.messages import MEDIA
 from ostro.entrypoints.api.openai.responses import items
 from ostro.entrypoints.api.openai.responses.chat import chat_messages, without_orphans
 from ostro.entrypoints.api.openai.responses.events import ResponseEvent, name_of
-from ostro.entrypoints.api.openai.responses.items import Item, read_items, stored_items
+from ostro.entrypoints.api.openai.responses.items import Item, carried, read_items, stored_items
 from ostro.entrypoints.api.openai.responses.request import (
     ResponseBody,
     chat_request,
@@ -241,6 +241,20 @@ def test_reasoning_that_another_server_has_encrypted_is_no_turn() -> None:
     hi = {"role": "user", "content": "hi"}
     expected = [Message(role="user", content="hi"), Message(role="assistant", reasoning="Adding.")]
     assert chat_messages(None, items_of(hidden, hi, hidden, summed, hidden)) == expected
+    for broken in ("ostro:", "ostro:a", "ostro:/w=="):  # no base64, and no UTF-8
+        assert (
+            chat_messages(None, items_of(hi, {**hidden, "encrypted_content": broken}))
+            == expected[:1]
+        )
+
+
+def test_reasoning_is_carried_in_what_clients_keep() -> None:
+    kept = {"type": "reasoning", "summary": [], "encrypted_content": carried("Hm, ä.")}
+    [message] = chat_messages(None, items_of(kept))
+    assert message.reasoning == "Hm, ä."
+    content = [{"type": "reasoning_text", "text": "own"}]
+    [message] = chat_messages(None, items_of({**kept, "content": content}))
+    assert message.reasoning == "own"
 
 
 def refusal(text: str, *parts: dict[str, Any]) -> dict[str, Any]:

@@ -9,10 +9,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+import msgspec
 import openai
 import pytest
 from echo.server import LOGPROBS, Running, Start, make_client, make_state, user
 from openai.types.responses import ResponseIncludable
+
+from ostro.entrypoints.api.openai.responses.chat import chat_messages
+from ostro.entrypoints.api.openai.responses.items import Item, ReasoningItem, read_items
 
 FUNCTION = {
     "type": "function",
@@ -513,8 +517,9 @@ def test_reasoning_continues_without_a_store(speaker: Running) -> None:
         )
         reasoning: Any = first.output[0]
         assert (reasoning.type, reasoning.content[0].text) == ("reasoning", "Hm.")
-        assert "encrypted_content" in reasoning.model_fields_set
-        assert reasoning.encrypted_content is None
+        plain: Any = client.responses.create(model="echo", input="<think>\nHm.\n</think>\n\nYes.")
+        assert "encrypted_content" in plain.output[0].model_fields_set
+        assert plain.output[0].encrypted_content is None
         items: list[Any] = [item.model_dump() for item in first.output]
         foreign = {**items[0], "encrypted_content": "gAAAAABo"}
         for given in (items, [foreign, items[1]]):
@@ -522,6 +527,17 @@ def test_reasoning_continues_without_a_store(speaker: Running) -> None:
             assert found.status == "completed"
         listed: list[Any] = [*client.responses.input_items.list(found.id, order="asc")]
         assert listed[0].encrypted_content == "gAAAAABo" and listed[0].content[0].text == "Hm."
+        # Some clients keep nothing of reasoning besides what they take for its encryption.
+        [message] = chat_messages(None, [items_kept(items[0])])
+        assert message.reasoning == "Hm."
+
+
+def items_kept(item: dict[str, Any]) -> Item:
+    """An item of reasoning without its content."""
+    kept = {key: value for key, value in item.items() if key != "content"}
+    [read] = read_items([msgspec.Raw(msgspec.json.encode(kept))], "input")
+    assert isinstance(read, ReasoningItem)
+    return read
 
 
 CALLS = [("agents", "spawn", {"task": "x"}), ("agents", "note", {"input": "a\n"})]
