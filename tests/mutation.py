@@ -100,6 +100,8 @@ OTHERS: Mapping[str, Sequence[str]] = {
         "tests/entrypoints/http/test_bodies.py",
         "tests/plugins/apis/ollama/test_routes.py",
     ],
+    "entrypoints/operations/executor.py": ["tests/entrypoints/http/test_ignored_fields.py"],
+    "entrypoints/operations/requests/ignored.py": ["tests/entrypoints/http/test_ignored_fields.py"],
     "entrypoints/operations/requests/json_scanner.py": ["tests/entrypoints/http/test_bodies.py"],
     "entrypoints/http/middleware.py": [
         "tests/entrypoints/http/test_access.py",
