@@ -1424,12 +1424,6 @@ ENTRYPOINTS: Mapping[str, Mapping[str, Change]] = {
             "if (item := None) is not None:",
         ),
     },
-    "entrypoints/operations/executor.py": {
-        "batches-are-strict": (
-            "with ignoring(operations.strict_fields):",
-            "with ignoring(True):",
-        ),
-    },
     "entrypoints/api/openai/responses/items.py": {
         "reasoning-of-clients-is-not-read": (
             "if encrypted is None or not encrypted.startswith(CARRIED):",
@@ -1548,6 +1542,10 @@ ENTRYPOINTS: Mapping[str, Mapping[str, Change]] = {
         ),
     },
     "entrypoints/operations/executor.py": {
+        "batches-are-strict": (
+            "with ignoring(operations.strict_fields):",
+            "with ignoring(True):",
+        ),
         "form-is-a-request-of-a-batch": (
             "and not route.header and not route.is_form)",
             "and not route.header)",
