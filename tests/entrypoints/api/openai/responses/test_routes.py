@@ -464,6 +464,9 @@ def test_tools_that_are_skipped_are_not_among_those_of_the_response(lenient: Run
     assert [tool["name"] for tool in answer.json()["tools"]] == ["weather"]
     only = lenient.post("/v1/responses", input="hi", tools=tools[:1], parallel_tool_calls=True)
     assert (only.status_code, only.json()["tools"]) == (200, [])
+    client_side = {"type": "tool_search", "execution": "client"}
+    refused = lenient.post("/v1/responses", input="hi", tools=[client_side])
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools[0]")
     none = lenient.post("/v1/responses", input="hi", tools=tools[:1], tool_choice="required")
     assert (none.status_code, none.json()["error"]["param"]) == (400, "tool_choice")
 
