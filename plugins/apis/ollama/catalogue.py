@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,9 +42,25 @@ def common(entry: ModelEntry) -> dict[str, Any]:
         "name": entry.id,
         "model": entry.id,
         "size": 0 if files is None else files.nbytes,
-        "digest": entry.generation or "",
+        "digest": digest_of(entry),
         "details": details_of(entry),
     }
+
+
+def digest_of(entry: ModelEntry) -> str:
+    """Return 64 hexadecimal digits: those of an adapter's weights, or of the files of a model.
+
+    An adapter whose weights have not been read yet has those of its name and its model, and a model
+    without known files those of its name.
+    """
+    if entry.generation:
+        return entry.generation
+    checkpoint = None if entry.served is None else entry.served.checkpoint
+    files = "" if checkpoint is None else checkpoint.digest
+    if files and entry.parent is None:
+        return files
+    names = "\n".join((files, entry.parent or "", entry.id))
+    return hashlib.sha256(names.encode()).hexdigest()
 
 
 def modified(entry: ModelEntry) -> str:
