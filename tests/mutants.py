@@ -958,9 +958,13 @@ PLUGINS: Mapping[str, Mapping[str, Change]] = {
             "options.num_predict is not None and options.num_predict < 1:",
             "options.num_predict is not None and options.num_predict < 0:",
         ),
-        "whole-context-is-refused": (
-            "entry.context is not None and wanted > entry.context:",
-            "entry.context is not None and wanted >= entry.context:",
+        "window-of-no-tokens-is-ignored": (
+            "window is not None and window > 0:",
+            "window is not None and window >= 0:",
+        ),
+        "penalties-count-no-window": (
+            "if options.repeat_last_n == 0:",
+            "if options.repeat_last_n == -1:",
         ),
     },
     "plugins/apis/ranking/routes.py": {

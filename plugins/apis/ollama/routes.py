@@ -167,7 +167,7 @@ async def embedded(
     Unsupported for `num_ctx` without it.
     """
     entry = entry_of(operations, caller, body.model)
-    check_options(body.options, entry)
+    check_options(body.options)
     most = body.options.num_ctx
     if most is not None and not truncate:
         raise Unsupported(
@@ -177,6 +177,8 @@ async def embedded(
     if not request.input:
         return None
     request.model, request.adapter, request.adapters = entry.id, body.adapter, body.adapters
+    if most is not None and entry.context is not None:
+        most = min(most, entry.context)
     request.truncate_prompt_tokens = (most or -1) if truncate else 0
     with own_words(LONG_INPUT):
         return await operations.embed(request, caller)

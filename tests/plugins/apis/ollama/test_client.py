@@ -101,6 +101,9 @@ def test_embed(client: ollama.Client, vectors: Lengths) -> None:
     assert vectors.asked["truncate"] == -1 and vectors.asked["dimensions"] == 2
     assert client.embed("echo", "abc", truncate=False).embeddings == [[1, 0]]
     assert vectors.asked["truncate"] == 0
+    for asked, truncate in ((9, 9), (10**6, 4096)):
+        client.embed("echo", "abc", options={"num_ctx": asked})
+        assert vectors.asked["truncate"] == truncate
     assert client.embed("echo", "").embeddings == []
     assert client.embeddings("echo", "abc").embedding == [3, 0]
     assert client.embeddings("echo").embedding == []
