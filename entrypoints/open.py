@@ -47,7 +47,8 @@ def find_model(settings: Settings, plugins: PluginManager) -> ServedModel:
         raw = container.config()
         architecture = architecture_of(container, raw, settings, plugins)
         needed = architecture.inputs is not None or "classify" in architecture.tasks
-        if raw is None and needed:  # preprocessing and the names of labels read the config
+        # Preprocessing and the names of labels need the config, lists of models show its sizes.
+        if raw is None and (needed or architecture.gguf_config is not None):
             raw = header_config(container, architecture)
         sampling = sampling_defaults(container, settings.generation_config)
         checkpoint = summary_of(container, raw or {}, settings)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tiny.model import CONFIG, make_gguf
 
 from ostro import Parser, Pipeline, hookimpl
 from ostro.core.errors import PluginError
@@ -58,6 +59,11 @@ def test_summary(
     container.path = tmp_path / "m.gguf"
     container.path.touch()
     assert summary_of(container, raw, Settings(quant=quant)).format == "gguf"
+
+
+def test_the_header_of_a_gguf_file_is_the_config(tmp_path: Path, second: PluginManager) -> None:
+    model = find_model(Settings(reference=str(make_gguf(tmp_path / "m.gguf"))), second)
+    assert model.raw_config["hidden_size"] == CONFIG["hidden_size"]
 
 
 def test_digests_of_files(tmp_path: Path) -> None:

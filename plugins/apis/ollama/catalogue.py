@@ -21,7 +21,15 @@ from ostro.plugins.apis.ollama.templates import reasons, takes_tools
 
 OPTIONS = {field: name for name, field in SAMPLING.items()}
 """Options by the fields of chat requests."""
-SIZES = {"hidden_size": "embedding_length", "num_hidden_layers": "block_count"}
+SIZES = {
+    "hidden_size": "embedding_length",
+    "head_dim": "attention.key_length",
+    "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count",
+    "num_hidden_layers": "block_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "vocab_size": "vocab_size",
+}
 """Fields of a config.json, and the keys of `model_info`, which are those of GGUF files."""
 
 
@@ -116,7 +124,7 @@ def info_of(entry: ModelEntry) -> OllamaModelInfo:
 def facts_of(served: ServedModel, entry: ModelEntry) -> dict[str, str | int]:
     """Return the sizes of a model, under the keys of GGUF files."""
     family, files = served.architecture.name, served.checkpoint
-    facts: dict[str, str | int] = {"general.architecture": family}
+    facts: dict[str, str | int] = {"general.architecture": family, "general.basename": entry.id}
     if files is not None and files.parameters:
         facts["general.parameter_count"] = files.parameters
     if entry.context:

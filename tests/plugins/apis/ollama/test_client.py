@@ -118,7 +118,11 @@ def test_lists_of_models(client: ollama.Client, server: Running) -> None:
     found = client.show("echo")
     assert found.template == server.service.served["echo"].template.source  # type: ignore[union-attr]
     assert found.capabilities == ["completion", "tools", "thinking", "embedding"]
-    assert found.modelinfo == {"general.architecture": "echo", "echo.context_length": 4096}
+    assert found.modelinfo == {
+        "general.architecture": "echo",
+        "general.basename": "echo",
+        "echo.context_length": 4096,
+    }
     assert found.details is not None and found.details.family == "echo"
     assert server.http.get("/api/version").json()["version"].count(".") == 2
     assert server.http.get("/").text == "Ollama is running"
