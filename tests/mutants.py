@@ -1387,6 +1387,12 @@ ENTRYPOINTS: Mapping[str, Mapping[str, Change]] = {
             "os.O_RDWR | os.O_CREAT, 0o644)",
         ),
     },
+    "entrypoints/operations/models/service.py": {
+        "tag-latest-hides-an-adapter-latest": (
+            "if name.endswith(LATEST) and not self.has(target):",
+            "if name.endswith(LATEST):",
+        ),
+    },
     "entrypoints/python/answer.py": {
         "interrupt-loses-text": (
             "            events += self._continuation.add(output)",

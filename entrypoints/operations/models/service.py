@@ -36,6 +36,9 @@ T = TypeVar("T", bound=str)
 EVERY_NAME = "*"
 """An alias that stands for every name that is not one of a model or adapter."""
 
+LATEST = ":latest"
+"""The tag that Ollama's clients add to a name without one."""
+
 LISTED_NAMES = 20
 """The number of names that the error for an unknown one lists."""
 
@@ -116,10 +119,28 @@ class Service:
     def locate(self, name: str | None, caller: Caller = ANYONE) -> tuple[str, str | None]:
         """Return the model of a name or alias, and the adapter of "adapter" or "model:adapter".
 
-        Raises NotFound for an unknown name; it lists what the caller may use.
+        "name:latest" is "name" if there is no model or adapter of the whole name. Raises NotFound
+        for an unknown name; it lists what the caller may use.
         """
         if name is None:
             return self.name, None
+        target = self.target(name)
+        if name.endswith(LATEST) and not self.has(target):
+            untagged = self.target(name.removesuffix(LATEST))
+            target = untagged if self.has(untagged) else target
+        if target is not None:
+            return target
+        if EVERY_NAME in self.aliases:
+            return self.aliases[EVERY_NAME], None
+        if self.resolves:
+            return self.name, name
+        raise self.unknown(name, caller)
+
+    def target(self, name: str) -> tuple[str, str | None] | None:
+        """Return the model and the adapter of a name as it is written; None for an unknown name.
+
+        The adapter of "model:adapter" may be unknown.
+        """
         named = {DEFAULT_MODEL: self.name, **{each: each for each in self.names}}
         named |= {alias: model for alias, model in self.aliases.items() if alias != EVERY_NAME}
         if name in named:
@@ -130,11 +151,14 @@ class Service:
         for model in self.names:
             if name in self.adapters.of(model):
                 return model, name
-        if EVERY_NAME in self.aliases:
-            return self.aliases[EVERY_NAME], None
-        if self.resolves:
-            return self.name, name
-        raise self.unknown(name, caller)
+        return None
+
+    def has(self, target: tuple[str, str | None] | None) -> bool:
+        """Whether a model and its adapter exist."""
+        if target is None:
+            return False
+        model, adapter = target
+        return adapter is None or adapter in self.adapters.of(model)
 
     def adapter_ids(self, caller: Caller = ANYONE) -> dict[str, tuple[str, str]]:
         """The ids of the adapters that a caller may use, with their models and names.
