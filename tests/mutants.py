@@ -1389,7 +1389,7 @@ ENTRYPOINTS: Mapping[str, Mapping[str, Change]] = {
     },
     "entrypoints/operations/models/service.py": {
         "tag-latest-hides-an-adapter-latest": (
-            "if name.endswith(LATEST) and not self.has(target):",
+            "if name.endswith(LATEST) and not exists(self, target):",
             "if name.endswith(LATEST):",
         ),
     },
@@ -1691,6 +1691,12 @@ ENTRYPOINTS: Mapping[str, Mapping[str, Change]] = {
         "change-is-not-published": (
             "if message.method not in READS:",
             "if message.method in READS:",
+        ),
+    },
+    "entrypoints/http/base_url.py": {
+        "empty-ids-are-routes": (
+            'if match is not Match.NONE and "" not in matched.get("path_params", {}).values():',
+            "if match is not Match.NONE:",
         ),
     },
     "entrypoints/http/workers/messages.py": {

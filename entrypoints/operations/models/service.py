@@ -124,10 +124,10 @@ class Service:
         """
         if name is None:
             return self.name, None
-        target = self.target(name)
-        if name.endswith(LATEST) and not self.has(target):
-            untagged = self.target(name.removesuffix(LATEST))
-            target = untagged if self.has(untagged) else target
+        target = target_of(self, name)
+        if name.endswith(LATEST) and not exists(self, target):
+            untagged = target_of(self, name.removesuffix(LATEST))
+            target = untagged if exists(self, untagged) else target
         if target is not None:
             return target
         if EVERY_NAME in self.aliases:
@@ -135,30 +135,6 @@ class Service:
         if self.resolves:
             return self.name, name
         raise self.unknown(name, caller)
-
-    def target(self, name: str) -> tuple[str, str | None] | None:
-        """Return the model and the adapter of a name as it is written; None for an unknown name.
-
-        The adapter of "model:adapter" may be unknown.
-        """
-        named = {DEFAULT_MODEL: self.name, **{each: each for each in self.names}}
-        named |= {alias: model for alias, model in self.aliases.items() if alias != EVERY_NAME}
-        if name in named:
-            return named[name], None
-        for known in sorted(named, key=len, reverse=True):
-            if name.startswith(f"{known}:"):
-                return named[known], name.removeprefix(f"{known}:")
-        for model in self.names:
-            if name in self.adapters.of(model):
-                return model, name
-        return None
-
-    def has(self, target: tuple[str, str | None] | None) -> bool:
-        """Whether a model and its adapter exist."""
-        if target is None:
-            return False
-        model, adapter = target
-        return adapter is None or adapter in self.adapters.of(model)
 
     def adapter_ids(self, caller: Caller = ANYONE) -> dict[str, tuple[str, str]]:
         """The ids of the adapters that a caller may use, with their models and names.
@@ -308,3 +284,31 @@ class Service:
         if self.manager is not None:  # it may have been unloaded since it was admitted
             await self.manager.ensure(admitted.model)
         return await self.adapters.template(admitted.model, admitted.adapters)
+
+
+Target = tuple[str, str | None]
+"""A model, and the adapter that a name selects."""
+
+
+def target_of(service: Service, name: str) -> Target | None:
+    """Return the model and the adapter of a name as it is written; None for an unknown name.
+
+    The adapter of "model:adapter" may be unknown.
+    """
+    named = {DEFAULT_MODEL: service.name, **{each: each for each in service.names}}
+    named |= {alias: model for alias, model in service.aliases.items() if alias != EVERY_NAME}
+    if name in named:
+        return named[name], None
+    for known in sorted(named, key=len, reverse=True):
+        if name.startswith(f"{known}:"):
+            return named[known], name.removeprefix(f"{known}:")
+    owners = (model for model in service.names if name in service.adapters.of(model))
+    return next(((model, name) for model in owners), None)
+
+
+def exists(service: Service, target: Target | None) -> bool:
+    """Whether there are the model and the adapter of a target."""
+    if target is None:
+        return False
+    model, adapter = target
+    return adapter is None or adapter in service.adapters.of(model)
