@@ -20,7 +20,8 @@ class BaseUrl:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan" and not is_usual(scope["path"]) and not has_route(scope):
-            path, raw = scope["path"].rstrip("/"), scope["raw_path"].rstrip(b"/")
+            path = scope["path"].rstrip("/")
+            raw = (scope.get("raw_path") or scope["path"].encode()).rstrip(b"/")
             for prefix in ("", VERSION):
                 other = {**scope, "path": prefix + path, "raw_path": prefix.encode() + raw}
                 if has_route(other):
