@@ -72,12 +72,15 @@ class CheckpointSummary:
     nbytes        the bytes of all tensors
     quantization  that of most weights, at load or in the files: "Q4_K", "gptq", "BF16"
     parameters    their number; None if it does not follow from the shapes of packed tensors
+    digest        64 hexadecimal digits, the same for the same files in the same formats; it
+                  depends on the headers, sizes and modification times of files, not on all bytes
     """
 
     format: str
     nbytes: int
     quantization: str
     parameters: int | None
+    digest: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import closing
@@ -46,7 +47,8 @@ def find_model(settings: Settings, plugins: PluginManager) -> ServedModel:
         raw = container.config()
         architecture = architecture_of(container, raw, settings, plugins)
         needed = architecture.inputs is not None or "classify" in architecture.tasks
-        if raw is None and needed:  # preprocessing and the names of labels read the config
+        # Preprocessing and the names of labels need the config, lists of models show its sizes.
+        if raw is None and (needed or architecture.gguf_config is not None):
             raw = header_config(container, architecture)
         sampling = sampling_defaults(container, settings.generation_config)
         checkpoint = summary_of(container, raw or {}, settings)
@@ -87,7 +89,27 @@ def summary_of(
         nbytes=sizes.total(),
         quantization=str(settings.quant or method or most),
         parameters=None if packed else sum(prod(tensor.shape) for tensor in tensors),
+        digest=digest_of(container, settings),
     )
+
+
+def digest_of(container: Container, settings: Settings) -> str:
+    """Return the digest of a checkpoint: see `CheckpointSummary`.
+
+    A model may have hundreds of gigabytes, so their bytes are not read.
+    """
+    digest, path = (
+        hashlib.sha256(repr((settings.quant, settings.dummy_weights)).encode()),
+        container.path,
+    )
+    files = [path] if path.is_file() else [each for each in path.iterdir() if each.is_file()]
+    for file in sorted(files):
+        if not file.name.startswith("."):  # not of the model
+            status = file.stat()
+            digest.update(repr((file.name, status.st_size, status.st_mtime_ns)).encode())
+    for name, tensor in sorted(container.tensors.items()):
+        digest.update(repr((name, tensor.format, tuple(tensor.shape), tensor.nbytes)).encode())
+    return digest.hexdigest()
 
 
 def with_tokenizer(

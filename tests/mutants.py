@@ -958,9 +958,13 @@ PLUGINS: Mapping[str, Mapping[str, Change]] = {
             "options.num_predict is not None and options.num_predict < 1:",
             "options.num_predict is not None and options.num_predict < 0:",
         ),
-        "whole-context-is-refused": (
-            "entry.context is not None and wanted > entry.context:",
-            "entry.context is not None and wanted >= entry.context:",
+        "window-of-no-tokens-is-ignored": (
+            "window is not None and window > 0:",
+            "window is not None and window >= 0:",
+        ),
+        "penalties-count-no-window": (
+            "if options.repeat_last_n == 0:",
+            "if options.repeat_last_n == -1:",
         ),
     },
     "plugins/apis/ranking/routes.py": {
@@ -1383,6 +1387,12 @@ ENTRYPOINTS: Mapping[str, Mapping[str, Change]] = {
             "os.O_RDWR | os.O_CREAT, 0o644)",
         ),
     },
+    "entrypoints/operations/models/service.py": {
+        "tag-latest-hides-an-adapter-latest": (
+            "if name.endswith(LATEST) and not exists(self, target):",
+            "if name.endswith(LATEST):",
+        ),
+    },
     "entrypoints/python/answer.py": {
         "interrupt-loses-text": (
             "            events += self._continuation.add(output)",
@@ -1745,6 +1755,12 @@ ENTRYPOINTS: Mapping[str, Mapping[str, Change]] = {
         "change-is-not-published": (
             "if message.method not in READS:",
             "if message.method in READS:",
+        ),
+    },
+    "entrypoints/http/base_url.py": {
+        "empty-ids-are-routes": (
+            'if match is not Match.NONE and "" not in matched.get("path_params", {}).values():',
+            "if match is not Match.NONE:",
         ),
     },
     "entrypoints/http/workers/messages.py": {

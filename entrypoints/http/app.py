@@ -42,6 +42,7 @@ from ostro.entrypoints.api.server import adapters as server_adapters
 from ostro.entrypoints.api.server import health
 from ostro.entrypoints.api.server import models as server_models
 from ostro.entrypoints.http import metrics, openapi
+from ostro.entrypoints.http.base_url import BaseUrl
 from ostro.entrypoints.http.body_log import BodyLog, BodyLogMiddleware
 from ostro.entrypoints.http.budget import BodyBudget
 from ostro.entrypoints.http.context import caller_of
@@ -153,9 +154,10 @@ def outer_middleware(
     if options.access_log:
         observers = [*observers, log_request]
     measure = Middleware(RequestMiddleware, metrics=requests, observers=observers)
-    if not options.root_path:
-        return [measure]
-    return [Middleware(RootPath, root_path=options.root_path), measure]
+    middleware = [Middleware(BaseUrl), measure]
+    if options.root_path:
+        middleware.insert(0, Middleware(RootPath, root_path=options.root_path))
+    return middleware
 
 
 def inner_middleware(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tiny.model import CONFIG, make_gguf
 
 from ostro import Parser, Pipeline, hookimpl
 from ostro.core.errors import PluginError
@@ -50,10 +54,42 @@ def test_summary(
     expected = CheckpointSummary(
         format="safetensors", nbytes=nbytes, quantization=quantization, parameters=parameters
     )
-    assert summary_of(container, raw, Settings(quant=quant)) == expected
+    summary = summary_of(container, raw, Settings(quant=quant))
+    assert replace(summary, digest="") == expected
     container.path = tmp_path / "m.gguf"
     container.path.touch()
     assert summary_of(container, raw, Settings(quant=quant)).format == "gguf"
+
+
+def test_the_header_of_a_gguf_file_is_the_config(tmp_path: Path, second: PluginManager) -> None:
+    model = find_model(Settings(reference=str(make_gguf(tmp_path / "m.gguf"))), second)
+    assert model.raw_config["hidden_size"] == CONFIG["hidden_size"]
+
+
+def test_digests_of_files(tmp_path: Path) -> None:
+    """They change with what is loaded, and neither with the folder nor with hidden files."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(b"x")
+        os.utime(folder / "model.safetensors", ns=(0, 10**18))
+
+    def digest(path: Path = first, weight: TensorInfo = WEIGHT, quant: str | None = None) -> str:
+        container: Any = SimpleNamespace(path=path, tensors={weight.name: weight})
+        return summary_of(container, {}, Settings(quant=quant)).digest
+
+    before = digest()
+    assert re.fullmatch("[0-9a-f]{64}", before) and digest() == digest(second) == before
+    assert digest(first / "model.safetensors") == before
+    (first / ".cache").touch()
+    assert digest() == before
+    changed = [digest(quant="Q8_0"), digest(weight=tensor("weight", (8, 16), "Q4_K", 72))]
+    os.utime(first / "model.safetensors", ns=(0, 2 * 10**18))
+    changed.append(digest())
+    (first / "model.safetensors").write_bytes(b"xy")
+    os.utime(first / "model.safetensors", ns=(0, 10**18))
+    changed.append(digest())
+    assert len({before, *changed}) == 5
 
 
 class Second:

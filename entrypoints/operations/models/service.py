@@ -36,6 +36,9 @@ T = TypeVar("T", bound=str)
 EVERY_NAME = "*"
 """An alias that stands for every name that is not one of a model or adapter."""
 
+LATEST = ":latest"
+"""The tag that Ollama's clients add to a name without one."""
+
 LISTED_NAMES = 20
 """The number of names that the error for an unknown one lists."""
 
@@ -116,20 +119,17 @@ class Service:
     def locate(self, name: str | None, caller: Caller = ANYONE) -> tuple[str, str | None]:
         """Return the model of a name or alias, and the adapter of "adapter" or "model:adapter".
 
-        Raises NotFound for an unknown name; it lists what the caller may use.
+        "name:latest" is "name" if there is no model or adapter of the whole name. Raises NotFound
+        for an unknown name; it lists what the caller may use.
         """
         if name is None:
             return self.name, None
-        named = {DEFAULT_MODEL: self.name, **{each: each for each in self.names}}
-        named |= {alias: model for alias, model in self.aliases.items() if alias != EVERY_NAME}
-        if name in named:
-            return named[name], None
-        for known in sorted(named, key=len, reverse=True):
-            if name.startswith(f"{known}:"):
-                return named[known], name.removeprefix(f"{known}:")
-        for model in self.names:
-            if name in self.adapters.of(model):
-                return model, name
+        target = target_of(self, name)
+        if name.endswith(LATEST) and not exists(self, target):
+            untagged = target_of(self, name.removesuffix(LATEST))
+            target = untagged if exists(self, untagged) else target
+        if target is not None:
+            return target
         if EVERY_NAME in self.aliases:
             return self.aliases[EVERY_NAME], None
         if self.resolves:
@@ -284,3 +284,31 @@ class Service:
         if self.manager is not None:  # it may have been unloaded since it was admitted
             await self.manager.ensure(admitted.model)
         return await self.adapters.template(admitted.model, admitted.adapters)
+
+
+Target = tuple[str, str | None]
+"""A model, and the adapter that a name selects."""
+
+
+def target_of(service: Service, name: str) -> Target | None:
+    """Return the model and the adapter of a name as it is written; None for an unknown name.
+
+    The adapter of "model:adapter" may be unknown.
+    """
+    named = {DEFAULT_MODEL: service.name, **{each: each for each in service.names}}
+    named |= {alias: model for alias, model in service.aliases.items() if alias != EVERY_NAME}
+    if name in named:
+        return named[name], None
+    for known in sorted(named, key=len, reverse=True):
+        if name.startswith(f"{known}:"):
+            return named[known], name.removeprefix(f"{known}:")
+    owners = (model for model in service.names if name in service.adapters.of(model))
+    return next(((model, name) for model in owners), None)
+
+
+def exists(service: Service, target: Target | None) -> bool:
+    """Whether there are the model and the adapter of a target."""
+    if target is None:
+        return False
+    model, adapter = target
+    return adapter is None or adapter in service.adapters.of(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +21,15 @@ from ostro.plugins.apis.ollama.templates import reasons, takes_tools
 
 OPTIONS = {field: name for name, field in SAMPLING.items()}
 """Options by the fields of chat requests."""
-SIZES = {"hidden_size": "embedding_length", "num_hidden_layers": "block_count"}
+SIZES = {
+    "hidden_size": "embedding_length",
+    "head_dim": "attention.key_length",
+    "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count",
+    "num_hidden_layers": "block_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "vocab_size": "vocab_size",
+}
 """Fields of a config.json, and the keys of `model_info`, which are those of GGUF files."""
 
 
@@ -41,9 +50,25 @@ def common(entry: ModelEntry) -> dict[str, Any]:
         "name": entry.id,
         "model": entry.id,
         "size": 0 if files is None else files.nbytes,
-        "digest": entry.generation or "",
+        "digest": digest_of(entry),
         "details": details_of(entry),
     }
+
+
+def digest_of(entry: ModelEntry) -> str:
+    """Return 64 hexadecimal digits: those of an adapter's weights, or of the files of a model.
+
+    An adapter whose weights have not been read yet has those of its name and its model, and a model
+    without known files those of its name.
+    """
+    if entry.generation:
+        return entry.generation
+    checkpoint = None if entry.served is None else entry.served.checkpoint
+    files = "" if checkpoint is None else checkpoint.digest
+    if files and entry.parent is None:
+        return files
+    names = "\n".join((files, entry.parent or "", entry.id))
+    return hashlib.sha256(names.encode()).hexdigest()
 
 
 def modified(entry: ModelEntry) -> str:
@@ -99,7 +124,7 @@ def info_of(entry: ModelEntry) -> OllamaModelInfo:
 def facts_of(served: ServedModel, entry: ModelEntry) -> dict[str, str | int]:
     """Return the sizes of a model, under the keys of GGUF files."""
     family, files = served.architecture.name, served.checkpoint
-    facts: dict[str, str | int] = {"general.architecture": family}
+    facts: dict[str, str | int] = {"general.architecture": family, "general.basename": entry.id}
     if files is not None and files.parameters:
         facts["general.parameter_count"] = files.parameters
     if entry.context:

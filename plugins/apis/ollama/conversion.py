@@ -32,7 +32,7 @@ from ostro.plugins.apis.ollama.schema import (
     OllamaGeneration,
     OllamaMessage,
 )
-from ostro.plugins.apis.ollama.templates import check_tools, set_reasoning
+from ostro.plugins.apis.ollama.templates import check_tools, ignore_effort, set_reasoning
 
 REJECTED: Mapping[str, str] = {
     "context": "token ids of an earlier response are not supported; use /api/chat",
@@ -66,7 +66,7 @@ def request_of(
     continued = messages[-1].role == "assistant" and not messages[-1].tool_calls
     request = ChatRequest(messages=messages, tools=tools, continue_final_message=continued)
     set_shared_fields(request, body, entry)
-    set_reasoning(request, body.think, entry)
+    set_reasoning(request, body, entry)
     return request
 
 
@@ -82,6 +82,8 @@ def completion_request(body: OllamaGenerateRequest, entry: ModelEntry) -> Comple
         suffix=body.suffix or None,
     )
     set_shared_fields(request, body, entry)
+    if body.options.reasoning_effort is not None:
+        ignore_effort(body.options.reasoning_effort, "raw and suffix use no chat template")
     return request
 
 
@@ -96,7 +98,7 @@ def set_shared_fields(request: TextRequest, body: OllamaGeneration, entry: Model
     request.logprobs = read_logprobs(body.logprobs, body.top_logprobs)
     request.model, request.adapter, request.adapters = entry.id, body.adapter, body.adapters
     request.constraint = constraint_of(body.format)
-    set_sampling(request, body.options, entry)
+    set_sampling(request, body.options)
 
 
 def constraint_of(format: str | dict[str, Any]) -> Constraint | None:

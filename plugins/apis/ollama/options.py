@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
 from ostro.errors import RequestError, Unsupported
-from ostro.http import ModelEntry
+from ostro.http import ignore
 from ostro.pipelines import TextRequest
 
 SAMPLING: Mapping[str, str] = {
     "frequency_penalty": "frequency_penalty",
+    "logit_bias": "logit_bias",
     "min_p": "min_p",
     "num_ctx": "max_total_tokens",
     "num_predict": "max_tokens",
@@ -29,10 +30,16 @@ SAMPLING: Mapping[str, str] = {
 NEUTRAL: Mapping[str, tuple[Any, str]] = {
     "mirostat": (0, "Mirostat sampling"),
     "penalize_newline": (True, "exempting newlines from penalties"),
-    "repeat_last_n": (-1, "a window of penalties, which always count the whole context,"),
     "tfs_z": (1.0, "tail-free sampling"),
 }
-"""Options with one supported value, which stands for their absence, and what others request."""
+"""Options with one supported value, which stands for their absence, and what others request.
+
+Others are ignored by name: they change how tokens are drawn, not what a response contains.
+"""
+
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""How long the model should reason, as for OpenAI's routes."""
 
 
 class OllamaOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -40,8 +47,12 @@ class OllamaOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     Those from `numa` to `num_keep` configure Ollama's own runner and have no effect on a running
     server, as `mirostat_tau` and `mirostat_eta` without Mirostat. `num_ctx` limits the tokens of
-    prompt and output together, up to the context length that the server determines when it starts.
+    prompt and output together; the context length that the server determines when it starts is the
+    limit of larger ones. `logit_bias` maps token ids to biases; `reasoning_effort` is that of
+    chats without `think`.
     """
+
+    unsupported: ClassVar[Mapping[str, str]] = {"grammar": "a grammar; use the field format"}
 
     num_predict: int | None = None
     temperature: float | None = None
@@ -54,6 +65,8 @@ class OllamaOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     repeat_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    reasoning_effort: Effort | None = None
     num_ctx: int | None = None
     repeat_last_n: int | None = None
     penalize_newline: bool | None = None
@@ -76,38 +89,45 @@ class OllamaOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     num_keep: int | None = None
 
 
-def check_options(options: OllamaOptions, entry: ModelEntry) -> None:
-    """Raise Unsupported or RequestError for an option that the server cannot honour."""
+def check_options(options: OllamaOptions) -> None:
+    """Raise RequestError for an option out of range, Unsupported for one that is not ignored."""
     for name, (neutral, meaning) in NEUTRAL.items():
         value = getattr(options, name)
-        if value is not None and value != neutral:
-            raise Unsupported(
-                f"options.{name}={json_of(value)}: {meaning} is not supported; use "
-                f"{json_of(neutral)} or leave it out",
-                param=f"options.{name}",
-            )
+        if value not in (None, neutral):
+            ignore_option(name, value, meaning, f"use {json_of(neutral)} or leave it out")
+    window = options.repeat_last_n
+    if window is not None and window > 0:
+        meaning = "a window of penalties, which always count the whole context,"
+        ignore_option("repeat_last_n", window, meaning, "use -1, 0 or leave it out")
     wanted = options.num_ctx
     if wanted is not None and wanted < 1:
         raise RequestError(f"options.num_ctx={wanted} is not positive", param="options.num_ctx")
-    if wanted is not None and entry.context is not None and wanted > entry.context:
-        raise RequestError(
-            f"options.num_ctx={wanted} exceeds the context of {entry.id}, {entry.context} tokens; "
-            "request at most this number, or start the server with a larger --context",
-            param="options.num_ctx",
+
+
+def ignore_option(name: str, value: Any, meaning: str, hint: str) -> None:
+    """Ignore an option by name. Raises Unsupported if the server refuses what it ignores."""
+    place = f"options.{name}"
+    if not ignore(place):
+        raise Unsupported(
+            f"{place}={json_of(value)}: {meaning} is not supported; {hint}", param=place
         )
 
 
-def set_sampling(request: TextRequest, options: OllamaOptions, entry: ModelEntry) -> None:
+def set_sampling(request: TextRequest, options: OllamaOptions) -> None:
     """Set the sampling parameters of a request.
 
-    As in Ollama, `num_predict` below 1 sets no limit. Raises as `check_options`.
+    As in Ollama, `num_predict` below 1 sets no limit, and a window of 0 tokens turns the penalties
+    off. Raises as `check_options`.
     """
-    check_options(options, entry)
+    check_options(options)
     for name, field in SAMPLING.items():
         if (value := getattr(options, name)) is not None:
             setattr(request, field, value)
     if options.num_predict is not None and options.num_predict < 1:
         request.max_tokens = None
+    if options.repeat_last_n == 0:
+        request.repetition_penalty = 1.0
+        request.presence_penalty = request.frequency_penalty = 0.0
 
 
 def json_of(value: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
-from contextlib import suppress
 from typing import Any, NoReturn
 
 from ostro import Route
@@ -167,7 +166,7 @@ async def embedded(
     Unsupported for `num_ctx` without it.
     """
     entry = entry_of(operations, caller, body.model)
-    check_options(body.options, entry)
+    check_options(body.options)
     most = body.options.num_ctx
     if most is not None and not truncate:
         raise Unsupported(
@@ -177,6 +176,8 @@ async def embedded(
     if not request.input:
         return None
     request.model, request.adapter, request.adapters = entry.id, body.adapter, body.adapters
+    if most is not None and entry.context is not None:
+        most = min(most, entry.context)
     request.truncate_prompt_tokens = (most or -1) if truncate else 0
     with own_words(LONG_INPUT):
         return await operations.embed(request, caller)
@@ -239,16 +240,13 @@ def managed(action: str) -> Handler:
 
 def entry_of(operations: Operations, caller: Caller, name: str) -> ModelEntry:
     """Return the model of a name, with or without the tag "latest". Raises NotFound."""
-    short = name.removesuffix(LATEST)
-    if short != name:
-        with suppress(NotFound):  # an adapter may have the name "latest"
-            return operations.model(name, caller)
     try:
-        return operations.model(short, caller)
+        return operations.model(name, caller)
     except NotFound:
         if not operations.service.resolves:
             raise
-    return ModelEntry(id=short, created=0, context=None)  # a resolver may find such an adapter
+    # A resolver may find such an adapter.
+    return ModelEntry(id=name.removesuffix(LATEST), created=0, context=None)
 
 
 def ollama_error(status: int, message: str, code: str | None, param: str | None) -> OllamaError:

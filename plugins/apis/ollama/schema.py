@@ -203,8 +203,10 @@ class OllamaDetails(msgspec.Struct, kw_only=True):
 
 
 class OllamaModel(msgspec.Struct, kw_only=True):
-    """A served model or adapter; `size` is in bytes. `digest` is the hash of an adapter's weights,
-    empty for a model.
+    """A served model or adapter; `size` is in bytes.
+
+    `digest` is the hash of an adapter's weights. That of a model depends on the names, sizes and
+    modification times of its files, on its tensors and on the format that they are loaded in.
     """
 
     name: str

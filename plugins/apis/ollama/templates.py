@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from ostro.errors import RequestError, Unsupported
 from ostro.http import ModelEntry
 from ostro.pipelines import ChatRequest, ChatTemplate, Tool
+from ostro.plugins.apis.ollama.options import Effort, ignore_option
+from ostro.plugins.apis.ollama.schema import OllamaGeneration
 
 SWITCHES = frozenset({"enable_thinking", "thinking"})
 """Options of templates that enable or disable reasoning."""
@@ -45,14 +47,16 @@ def check_tools(tools: Sequence[Tool], entry: ModelEntry) -> None:
         )
 
 
-def set_reasoning(request: ChatRequest, think: bool | str | None, entry: ModelEntry) -> None:
+def set_reasoning(request: ChatRequest, body: OllamaGeneration, entry: ModelEntry) -> None:
     """Set the reasoning of a chat request, whose tools choose the template.
 
-    Raises RequestError for an unknown effort, Unsupported for what the template cannot do.
+    `think` precedes the option `reasoning_effort`. Raises RequestError for an unknown effort,
+    Unsupported for what the template cannot do.
     """
+    think = body.think
     match think:
         case None:
-            return
+            return set_effort(request, body.options.reasoning_effort, entry)
         case "low" | "medium" | "high":
             request.reasoning_effort = think
         case str():
@@ -67,6 +71,25 @@ def set_reasoning(request: ChatRequest, think: bool | str | None, entry: ModelEn
     if not think and not switches:
         request.reasoning_effort = "none"  # reasoning ends at once
     request.chat_template_kwargs = dict.fromkeys(sorted(switches), bool(think))
+
+
+def set_effort(request: ChatRequest, effort: Effort | None, entry: ModelEntry) -> None:
+    """Set the effort of a chat request; ignore it if the template reads neither it nor a switch.
+
+    Raises as `ignore_effort`.
+    """
+    template = known_template(entry)
+    if effort not in (None, "none") and template is not None:
+        template = template.for_tools(request.tools)
+        if not template.features.variables & (SWITCHES | {EFFORT}):
+            reason = f"the chat template of {entry.id} reads no effort or switch"
+            return ignore_effort(effort, reason)
+    request.reasoning_effort = effort
+
+
+def ignore_effort(effort: str, reason: str) -> None:
+    """Ignore the option `reasoning_effort` by name. Raises Unsupported as `ignore_option`."""
+    ignore_option(EFFORT, effort, "reasoning effort", f"{reason}; leave it out")
 
 
 def check_think(think: bool | str, template: ChatTemplate, model: str) -> None:

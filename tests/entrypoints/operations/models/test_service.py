@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ostro.core.errors import Unsupported
+from ostro.core.errors import NotFound, Unsupported
 from ostro.core.messages.commands import AdapterInfo
 from ostro.core.messages.target import ModelTarget
 from ostro.entrypoints.operations.access.caller import Caller, Forbidden
@@ -76,6 +76,45 @@ def test_the_model_of_an_adapter_is_not_told(service: Service) -> None:
     with pytest.raises(Forbidden) as refused:
         asyncio.run(service.admit(ModelTarget(model="sql"), "text", limited))
     assert str(refused.value) == "this API key may not use the model 'sql'"
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "adapters"),
+    [
+        ("other:latest", "other", []),
+        ("fast:latest", "other", []),
+        ("default:latest", "chat", []),
+        ("sql:latest", "other", ["sql"]),
+        ("other:sql:latest", "other", ["sql"]),
+        ("more:latest", "more", ["latest"]),
+        ("latest", "more", ["latest"]),
+        ("tagged:latest", "tagged:latest", []),
+        ("tagged:latest:latest", "tagged:latest", []),
+        ("dotted:latest", "other", ["dotted:latest"]),
+    ],
+)
+def test_the_tag_latest_stands_for_no_tag(
+    service: Service, name: str, model: str, adapters: list[str]
+) -> None:
+    service.aliases["fast"] = "other"
+    service.names = (*service.names, "tagged:latest")
+    for each in service.names:
+        service.models[each] = {"text": f"text of {each}"}
+    for owner, adapter in (("other", "sql"), ("other", "dotted:latest"), ("more", "latest")):
+        known = service.adapters.known.setdefault(owner, {})
+        known[adapter] = AdapterInfo(name=adapter, reference=adapter)
+    admitted = asyncio.run(service.admit(ModelTarget(model=name)))
+    assert admitted.model == model
+    assert [adapter.name for adapter in admitted.adapters] == adapters
+
+
+@pytest.mark.parametrize("name", ["none:latest", ":latest", "latest:latest"])
+def test_the_tag_latest_of_an_unknown_name(service: Service, name: str) -> None:
+    with pytest.raises(NotFound, match=f"model '{name}' not found; available: 'chat'"):
+        service.locate(name)
+    assert service.locate("chat:sql") == ("chat", "sql")
+    service.resolves = True
+    assert service.locate("chat:latest") == ("chat", None)
 
 
 def test_the_task_of_a_request_that_several_tasks_can_answer(service: Service) -> None:

@@ -101,6 +101,9 @@ def test_embed(client: ollama.Client, vectors: Lengths) -> None:
     assert vectors.asked["truncate"] == -1 and vectors.asked["dimensions"] == 2
     assert client.embed("echo", "abc", truncate=False).embeddings == [[1, 0]]
     assert vectors.asked["truncate"] == 0
+    for asked, truncate in ((9, 9), (10**6, 4096)):
+        client.embed("echo", "abc", options={"num_ctx": asked})
+        assert vectors.asked["truncate"] == truncate
     assert client.embed("echo", "").embeddings == []
     assert client.embeddings("echo", "abc").embedding == [3, 0]
     assert client.embeddings("echo").embedding == []
@@ -115,7 +118,11 @@ def test_lists_of_models(client: ollama.Client, server: Running) -> None:
     found = client.show("echo")
     assert found.template == server.service.served["echo"].template.source  # type: ignore[union-attr]
     assert found.capabilities == ["completion", "tools", "thinking", "embedding"]
-    assert found.modelinfo == {"general.architecture": "echo", "echo.context_length": 4096}
+    assert found.modelinfo == {
+        "general.architecture": "echo",
+        "general.basename": "echo",
+        "echo.context_length": 4096,
+    }
     assert found.details is not None and found.details.family == "echo"
     assert server.http.get("/api/version").json()["version"].count(".") == 2
     assert server.http.get("/").text == "Ollama is running"

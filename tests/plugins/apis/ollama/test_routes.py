@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -15,6 +17,8 @@ from echo.server import Running, Start
 from tiny.adapter_routes import last, load
 
 from ostro.core.errors import Overloaded, RequestError
+from ostro.core.pipeline import CheckpointSummary
+from ostro.http import ModelEntry
 from ostro.pipelines import (
     ChoiceEnd,
     Event,
@@ -27,6 +31,7 @@ from ostro.pipelines import (
     fetch_all,
 )
 from ostro.plugins.apis.ollama.answers import Clock, chat_form, generate_form, lines, whole
+from ostro.plugins.apis.ollama.catalogue import digest_of
 from ostro.plugins.apis.ollama.conversion import chat_messages
 from ostro.plugins.apis.ollama.schema import OllamaFunction, OllamaMessage, OllamaToolCall
 
@@ -63,9 +68,12 @@ def nested(depth: int) -> Any:
         (CHAT, {**HI, "options": {"repeat_penalty": 0}}, 400, "options.repeat_penalty=0.0 is not"),
         (CHAT, {**HI, "options": {"mirostat": 1}}, 400, "options.mirostat=1: Mirostat sampling"),
         (CHAT, {**HI, "options": {"tfs_z": 0.5}}, 400, "options.tfs_z=0.5: tail-free sampling"),
-        (CHAT, {**HI, "options": {"repeat_last_n": 64}}, 400, "use -1 or leave it out"),
+        (CHAT, {**HI, "options": {"repeat_last_n": 64}}, 400, "a window of penalties"),
         (CHAT, {**HI, "options": {"penalize_newline": False}}, 400, "use true or leave it out"),
-        (CHAT, {**HI, "options": {"num_ctx": 5000}}, 400, "exceeds the context of echo, 4096"),
+        (CHAT, {**HI, "options": {"logit_bias": {"a": 1}}}, 400, "options.logit_bias"),
+        (CHAT, {**HI, "options": {"logit_bias": {"1": 200}}}, 400, "options.logit_bias: the bias"),
+        (CHAT, {**HI, "options": {"reasoning_effort": "much"}}, 400, "Invalid enum value 'much'"),
+        (CHAT, {**HI, "options": {"grammar": "x"}}, 400, "options.grammar: a grammar is not"),
         (CHAT, {**HI, "options": {"num_ctx": 0}}, 400, "options.num_ctx=0 is not positive"),
         (GENERATE, {**RAW, "template": "x"}, 400, "template: a template in a request"),
         (GENERATE, {**RAW, "context": [1]}, 400, "context: token ids of an earlier response"),
@@ -169,6 +177,7 @@ def test_options_become_sampling(server: Running) -> None:
         "frequency_penalty": 0.75,
     }
     neutral = {"mirostat": 0, "tfs_z": 1, "repeat_last_n": -1, "penalize_newline": True}
+    neutral["logit_bias"] = {"104": 5}
     runner = {"num_ctx": 4096, "num_gpu": 1, "use_mmap": True, "num_thread": 4, "num_keep": 4}
     asked = {**options, **neutral, **runner, "numa": None}
     assert server.post(GENERATE, **RAW, options=asked).status_code == 200
@@ -176,6 +185,61 @@ def test_options_become_sampling(server: Running) -> None:
     assert (found.max_tokens, found.repetition_penalty) == (5, 1.5)
     same = options.keys() - {"num_predict", "repeat_penalty", "stop"}
     assert {name: getattr(found, name) for name in same} == {name: options[name] for name in same}
+    assert found.logit_bias == {104: 5}
+
+
+def test_options_that_tune_sampling_otherwise_are_ignored_by_name(start: Start) -> None:
+    server = start(strict_fields=False)
+    tuning = {"mirostat": 2, "tfs_z": 0.5, "repeat_last_n": 64, "penalize_newline": False}
+    for name, value in {**tuning, "num_gqa": 8}.items():
+        options = {name: value, "repeat_penalty": 1.5}
+        answer = server.post(GENERATE, **RAW, options=options)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["x-ostro-ignored"] == f"options.{name}"
+        assert server.echo.seen[-1].sampling.repetition_penalty == 1.5
+    assert server.post(GENERATE, **RAW, options={"grammar": "x"}).status_code == 400
+    neutral = {"mirostat": 0, "tfs_z": 1, "repeat_last_n": -1, "penalize_newline": True}
+    unset = {"num_ctx": None, "stop": None, "temperature": None}
+    answer = server.post(GENERATE, **RAW, options={**neutral, **unset, "mirostat_tau": 5.0})
+    assert answer.status_code == 200 and "x-ostro-ignored" not in answer.headers
+
+
+def test_no_tokens_in_the_window_of_penalties_turn_them_off(server: Running) -> None:
+    penalties = {"repeat_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.5}
+    for window, expected in ((-1, (1.5, 0.5, 0.5)), (0, (1.0, 0.0, 0.0))):
+        options = {**penalties, "repeat_last_n": window}
+        assert server.post(GENERATE, **RAW, options=options).status_code == 200
+        sampling = server.echo.seen[-1].sampling
+        names = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+        assert tuple(getattr(sampling, name) for name in names) == expected
+
+
+def test_the_context_bounds_num_ctx(server: Running) -> None:
+    for path, fields in ((GENERATE, RAW), (CHAT, {**HI, "stream": False})):
+        answer = server.post(path, **fields, options={"num_ctx": 131072})
+        assert answer.status_code == 200, answer.text
+        whole = server.post(path, **fields).json()
+        assert answer.json()["eval_count"] == whole["eval_count"]
+
+
+def test_efforts_in_options(start: Start) -> None:
+    server = start(
+        template="{{ messages[-1].content }} {{ reasoning_effort }}", strict_fields=False
+    )
+    body = {**HI, "stream": False, "options": {"reasoning_effort": "high"}}
+    for fields, text in (({}, "hi high"), ({"think": "low"}, "hi low"), ({"think": False}, "hi ")):
+        answer = server.post(CHAT, **body, **fields)
+        assert answer.json()["message"]["content"] == text
+        assert "x-ostro-ignored" not in answer.headers
+    raw = server.post(GENERATE, **RAW, options={"reasoning_effort": "high"})
+    assert raw.headers["x-ostro-ignored"] == "options.reasoning_effort"
+    server = start(template="{{ messages[-1].content }}", strict_fields=False)
+    answer = server.post(CHAT, **body)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-ostro-ignored"] == "options.reasoning_effort"
+    refused = start(template="{{ messages[-1].content }}").post(CHAT, **body)
+    assert refused.status_code == 400, refused.text
+    assert 'options.reasoning_effort="high": ' in refused.json()["error"]
 
 
 def test_num_ctx_limits_prompt_and_output(server: Running) -> None:
@@ -208,7 +272,8 @@ def test_adapters_are_models(start: Start, tmp_path: Path) -> None:
     assert last(server) == [("sql", 0.5)]
     listed = server.http.get("/api/tags").json()["models"]
     assert [each["name"] for each in listed] == ["echo", "sql"]
-    assert listed[1]["details"]["parent_model"] == "echo" and listed[1]["digest"]
+    assert listed[1]["details"]["parent_model"] == "echo"
+    assert listed[1]["digest"] == info["generation"] != listed[0]["digest"]
     shown = server.post("/api/show", name="sql").json()
     assert server.post("/api/show", name="sql", verbose=True).json() == shown
     assert shown["modelfile"].startswith("FROM echo\nADAPTER sql"), info
@@ -235,6 +300,7 @@ def test_a_loading_server(start: Start) -> None:
         assert answer.status_code == 503 and "loading" in answer.json()["error"], answer.text
     (listed,) = server.http.get("/api/tags").json()["models"]
     assert listed["size"] == 0 and server.http.get("/api/ps").json() == {"models": []}
+    assert re.fullmatch("[0-9a-f]{64}", listed["digest"])
 
 
 def test_a_stream_is_lines_of_json(server: Running) -> None:
@@ -326,3 +392,28 @@ def test_arguments_that_are_no_json_stay_text() -> None:
         ChoiceEnd(finish="length"),
     )
     assert found[0]["message"]["content"] == 'add({"a": )' and found[1]["done_reason"] == "length"
+
+
+def entry_of(id: str, digest: str = "", **fields: Any) -> ModelEntry:
+    """A listed model, whose files have a digest."""
+    checkpoint = CheckpointSummary(
+        format="gguf", nbytes=1, quantization="Q4_K", parameters=None, digest=digest
+    )
+    served: Any = SimpleNamespace(checkpoint=checkpoint if digest else None)
+    return ModelEntry(id=id, created=0, context=None, served=served, **fields)
+
+
+def test_digests() -> None:
+    files, weights = "ab" * 32, "cd" * 32
+    assert digest_of(entry_of("m", files)) == files
+    assert digest_of(entry_of("a", files, parent="m", generation=weights)) == weights
+    others = [
+        entry_of("m"),
+        entry_of("n"),
+        entry_of("a", files, parent="m"),
+        entry_of("b", files, parent="m"),
+        entry_of("a", "ef" * 32, parent="m"),
+    ]
+    digests = {digest_of(each) for each in others}
+    assert len(digests) == len(others) and files not in digests
+    assert all(re.fullmatch("[0-9a-f]{64}", each) for each in digests)
