@@ -98,11 +98,9 @@ def digest_of(container: Container, settings: Settings) -> str:
 
     A model may have hundreds of gigabytes, so their bytes are not read.
     """
-    digest, path = (
-        hashlib.sha256(repr((settings.quant, settings.dummy_weights)).encode()),
-        container.path,
-    )
-    files = [path] if path.is_file() else [each for each in path.iterdir() if each.is_file()]
+    path = container.path
+    digest = hashlib.sha256(repr((settings.quant, settings.dummy_weights)).encode())
+    files = [path] if path.is_file() else [file for file in path.iterdir() if file.is_file()]
     for file in sorted(files):
         if not file.name.startswith("."):  # not of the model
             status = file.stat()

@@ -17,6 +17,11 @@ class RerankBody(ModelBody, kw_only=True):
     `return_documents` adds the documents to the response.
     """
 
+    unsupported: ClassVar[Mapping[str, str]] = {
+        "max_chunks_per_doc": "splitting of documents; send the chunks as documents",
+        "rank_fields": "a choice of fields; send texts, or objects with the field text",
+    }
+
     query: str
     documents: list[str | dict[str, str | None]]
     top_n: int | None = None

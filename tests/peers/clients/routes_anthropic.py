@@ -181,6 +181,7 @@ THOUGHT = {"type": "thinking", "thinking": "A greeting.", "signature": "x"}
 REDACTED = {"type": "redacted_thinking", "data": "x"}
 SAID = {"type": "text", "text": "Hello."}
 SEARCH = {"type": "search_result", "title": "a", "source": "b", "content": [SAID]}
+CITED_SEARCH = {**SEARCH, "citations": {"enabled": True}}
 SERVER_USE = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {}}
 TEXT = {"type": "text", "media_type": "text/plain", "data": "Paris is a city."}
 CITED = {**document(**TEXT), "citations": {"enabled": True}}
@@ -227,7 +228,7 @@ def ended(batch: Any) -> bool:
 
 async def batch(client: Any) -> None:
     batches = client.messages.batches
-    bad = requests_of("c", max_tokens=0)
+    bad = requests_of("c", max_tokens=-1)
     made = await wait(batches.create(requests=[*requests_of("a", "b"), *bad]))
     assert made.type == "message_batch" and made.processing_status == "in_progress"
     done = await until(lambda: batches.retrieve(made.id), ended)
@@ -362,15 +363,15 @@ FEATURES = [
     refused("image block (no vision)", "image", content=[{"type": "image", "source": IMAGE}]),
     refused("document of PDF", "PDF", content=[PDF]),
     refused("document with citations", "citations", content=[CITED]),
-    refused("search_result block", "search_result", content=[SEARCH]),
+    refused("search_result with citations", "citations", content=[CITED_SEARCH]),
     refused("server_tool_use block", "server_tool_use", content=[SERVER_USE]),
     refused(
         *("container_upload block", "container_upload"),
         content=[{"type": "container_upload", "file_id": "file_1"}],
     ),
     refused(
-        *("tools, web_search", "web_search"),
-        tools=[{"type": "web_search_20250305", "name": "web_search"}],
+        *("tools, bash", "bash_20250124"),
+        tools=[{"type": "bash_20250124", "name": "bash"}],
     ),
     refused("container", "container", container="x"),
     refused("speed: fast", "speed", speed="fast"),
