@@ -1105,10 +1105,14 @@ PLUGINS: Mapping[str, Mapping[str, Change]] = {
             "return len(known)",
         ),
     },
-    "plugins/parsers/xml_calls.py": {
-        "number-of-a-string-parameter-stays": (
-            'if "string" in types and type_of(value) not in types:',
-            'if "string" in types and type_of(value) == "object":',
+    "plugins/parsers/tagged_values.py": {
+        "number-of-a-text-parameter-stays": (
+            "return as_text if may_be_text and not allows(kinds, value) else bare",
+            "return bare",
+        ),
+        "values-of-an-enumeration-are-not-compared": (
+            '(name, "") in kinds or (name, written(value)) in kinds',
+            "any(kind == name for kind, _ in kinds)",
         ),
     },
     "plugins/pipelines/fetch.py": {

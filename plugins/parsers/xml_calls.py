@@ -8,10 +8,8 @@ from typing import Any
 
 from ostro.pipelines import Tool
 from ostro.plugins.parsers.lark import Rules, parameters_of, quoted
+from ostro.plugins.parsers.tagged_values import Kinds, has_to_be_text, json_of, kinds_of, texts_of
 from ostro.plugins.parsers.turn import Reader, TurnParser
-
-WORDS = {"True": "true", "False": "false", "None": "null"}
-"""Words of Python, and those of JSON."""
 
 
 class XmlParser(TurnParser):
@@ -53,24 +51,24 @@ class XmlParser(TurnParser):
         """A function with its parameters."""
         head = f"{cls.function[0]}{tool.name}{cls.function[1]}\n"
         parameters = [
-            rules.rule(cls.write_parameter(rules, name, schema)) + ("" if required else "?")
+            rules.rule(cls.write_parameter(rules, tool, name, schema)) + ("" if required else "?")
             for name, schema, required in parameters_of(tool)
         ]
         return " ".join([rules.text(head), *parameters, rules.text(cls.close)])
 
     @classmethod
-    def write_parameter(cls, rules: Rules, name: str, schema: Any) -> str:
+    def write_parameter(cls, rules: Rules, tool: Tool, name: str, schema: Any) -> str:
         """A parameter with its value: text, or JSON of its schema."""
-        text = types_of(schema) == {"string"}
+        allowed = kinds_of(schema, tool.parameters)
+        text = has_to_be_text(allowed)
         kinds = dict((kind, tag) for tag, kind in cls.opens)
         opened = kinds.get("string" if text else "json", kinds.get("", ""))
         space = "\n" if opened and "" in kinds else " " if opened else ""
         line = "\n" if cls.lines else ""
         head = f"{cls.parameter[0]}{name}{cls.parameter[1]}{space}{opened}{line}"
         behind = f"{line}{cls.value_end}"
-        if text and isinstance(values := schema.get("enum"), list):
-            either = " | ".join(quoted(each) for each in values if isinstance(each, str))
-            value = f"({either}) {rules.text(behind)}"
+        if text and (texts := texts_of(allowed)):
+            value = f"({' | '.join(map(quoted, texts))}) {rules.text(behind)}"
         elif text:
             value = rules.until(behind)
         else:
@@ -116,8 +114,6 @@ class XmlParser(TurnParser):
         self, name: str, found: str, parameter: str, stops: list[str]
     ) -> Reader[bool]:
         """Read parameters and the end of the function. Returns whether it was found."""
-        tool = self.tools.get(name)
-        properties = tool.parameters.get("properties") if tool else None
         comma = ""
         while found == parameter:
             keys: list[str] = []
@@ -126,15 +122,23 @@ class XmlParser(TurnParser):
                 return False
             key = "".join(keys).strip()
             self.add_arguments(f"{comma}{json.dumps(key, ensure_ascii=False)}: ")
-            schema = properties.get(key) if isinstance(properties, Mapping) else None
-            if not (yield from self.read_parameter(schema)):
+            if not (yield from self.read_parameter(self.kinds_of_parameter(name, key))):
                 return False
             comma = ", "
             found = yield from self.starts([parameter, *stops])
         self.add_arguments("}")
         return found in stops
 
-    def read_parameter(self, schema: Any) -> Reader[bool]:
+    def kinds_of_parameter(self, name: str, key: str) -> Kinds:
+        """What the value of a parameter may be by the schema of its tool."""
+        schema = self.tools[name].parameters if name in self.tools else {}
+        properties = schema.get("properties")
+        others = schema.get("additionalProperties")
+        if isinstance(properties, Mapping):
+            return kinds_of(properties.get(key, others), schema)
+        return kinds_of(others, schema)
+
+    def read_parameter(self, allowed: Kinds) -> Reader[bool]:
         """Read a value and the tag behind it. Returns whether that was found."""
         kinds = {self.marks(tag)[0]: kind for tag, kind in self.opens}
         kind = kinds.get((yield from self.starts([*kinds])), "")
@@ -143,7 +147,7 @@ class XmlParser(TurnParser):
             while not self.held and not self.ended:
                 yield
             self.take(self.held.startswith("\n"))
-        if kind == "string" or (not kind and types_of(schema) == {"string"}):
+        if kind == "string" or (not kind and has_to_be_text(allowed)):
             self.add_arguments('"')
             found = yield from self.until(ends, self.add_text, exact=True)
             self.add_arguments('"' if found else "")
@@ -151,55 +155,9 @@ class XmlParser(TurnParser):
         pieces: list[str] = []
         found = yield from self.until(ends, pieces.append, exact=True)
         text = "".join(pieces)
-        self.add_arguments(json_of(text, set() if kind else types_of(schema)))
+        self.add_arguments(json_of(text, allowed))
         return bool(found)
 
     def add_text(self, text: str) -> None:
         """Emit a piece of a JSON string in the arguments."""
         self.add_arguments(json.dumps(text, ensure_ascii=False)[1:-1])
-
-
-def types_of(schema: Any) -> set[str]:
-    """The types that a JSON schema states for a value; empty if they are not known."""
-    if not isinstance(schema, Mapping):
-        return set()
-    either = [*(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())]
-    if either:
-        found = [types_of(each) for each in either]
-        return set().union(*found) if all(found) else set()
-    if isinstance(values := schema.get("enum"), list) and "type" not in schema:
-        return {"string"} if all(isinstance(each, str) for each in values) else set()
-    types = schema.get("type")
-    return {types} if isinstance(types, str) else set(types or ())
-
-
-def json_of(text: str, types: set[str]) -> str:
-    """A value as JSON: the text itself if it is JSON of the types, else a JSON string."""
-    bare = WORDS.get(text.strip(), text.strip())
-    try:
-        value = json.loads(bare)
-    except (ValueError, RecursionError):
-        value = None if bare == "null" else text
-    if isinstance(value, str) and bare != json.dumps(value, ensure_ascii=False):
-        return json.dumps(text, ensure_ascii=False)
-    if "string" in types and type_of(value) not in types:
-        return json.dumps(text, ensure_ascii=False)
-    return bare
-
-
-def type_of(value: Any) -> str:
-    """The type of a value in JSON schemas."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int():
-            return "integer"
-        case float():
-            return "number"
-        case str():
-            return "string"
-        case list():
-            return "array"
-    return "object"
