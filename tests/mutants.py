@@ -1096,6 +1096,14 @@ PLUGINS: Mapping[str, Mapping[str, Change]] = {
             "({write_answer(cls, rules)} | {begin} {calls})",
             "({write_answer(cls, rules)})",
         ),
+        "quoted-calls-in-reasoning-are-calls": (
+            "        while not first(self.held, stops)[1]:",
+            "        while True:",
+        ),
+        "calls-in-reasoning-need-no-end": (
+            "if not ends or ends < sum(",
+            "if not ends and 0 < sum(",
+        ),
         "space-before-a-marker-is-text": (
             "emit(text if exact else text.rstrip())",
             "emit(text)",

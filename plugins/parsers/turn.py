@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from copy import copy
 from functools import lru_cache
 from secrets import token_hex
 from typing import TypeVar
@@ -29,6 +30,10 @@ OPEN, CLOSE = "\ud800", "\ud801"
 """Enclose control tokens in the output that is held. Text contains no surrogates."""
 SPACE = r"(/[ \n]{1,2}/)?"
 """White space behind reasoning, in grammars."""
+MOST_QUOTED = 64
+"""Markers of calls in reasoning that are no calls. Beyond, none is looked for: each takes time."""
+MOST_AT_ONCE = 1024
+"""Characters that are read before it is looked whether they are of a call."""
 CONTROL = re.compile(f"{OPEN}[^{CLOSE}]*{CLOSE}")
 T = TypeVar("T")
 Reader = Generator[None, None, T]
@@ -177,9 +182,74 @@ class TurnParser:
             yield
 
     def read_reasoning(self, end: str, others: Sequence[str]) -> Reader[str]:
-        """Read reasoning and its end. Returns the control token that ends it instead, or ""."""
-        found = yield from self.until([end, *(x for x in others if OPEN in x)], self.think)
-        return "" if found == end else found
+        """Read reasoning and its end. Returns the control token that ends it instead, or "".
+
+        Calls whose marker is no control token end it if they end the output.
+        """
+        stops = [end, *(x for x in others if OPEN in x)]
+        begins = [x for x in self.marks(*self.begins) if OPEN not in x] if self.tools else []
+        quoted = 0
+        while True:
+            markers = [*stops, *begins] if quoted < MOST_QUOTED else stops
+            at, found = first(self.held, markers)
+            if found in begins:
+                before = self.take(at)
+                self.think(before.rstrip())
+                if (yield from self.read_last_calls(stops)):
+                    return ""
+                space = before[len(before.rstrip()) :]
+                self.think(space + self.take(len(found)))
+                quoted += 1
+            elif found:
+                self.think(self.take(at).rstrip())
+                self.take(len(found))
+                return "" if found == end else found
+            else:
+                size = len(self.held) if self.ended else held_from(self.held, markers)
+                self.think(self.take(size))
+                if self.ended:
+                    return ""
+                yield
+
+    def read_last_calls(self, stops: Sequence[str]) -> Reader[bool]:
+        """Read calls of offered tools up to the end of the output. False: `held` is no such calls.
+
+        What is read is kept until it is known: reasoning that ends, or goes on, only quotes calls.
+        """
+        parser = copy(self)
+        parser.reasoning, parser.held, parser._events = None, "", []
+        parser._reader = parser.read_turn("")
+        pieces, events = list[str](), list[OutputEvent]()
+        while not first(self.held, stops)[1]:
+            at = len(self.held) if self.ended else held_from(self.held, stops, exact=True)
+            size = min(at, MOST_AT_ONCE)
+            if self.held.rfind(OPEN, 0, size) > self.held.rfind(CLOSE, 0, size):
+                size = self.held.index(CLOSE, size) + 1  # a control token is not cut
+            pieces.append(self.take(size))
+            parser.held += pieces[-1]
+            parser.ended = self.ended and not self.held
+            new = parser._advance()
+            events += new
+            if not all(map(self.is_of_call, new)):
+                break
+            if parser.ended:
+                ends = sum(isinstance(event, ToolCallEnd) for event in events)
+                if not ends or ends < sum(isinstance(event, ToolCallStart) for event in events):
+                    break
+                for event in events:
+                    self._emit(event)
+                self.calls = parser.calls
+                return True
+            if at <= MOST_AT_ONCE and not self.ended:
+                yield
+        self.held = "".join(pieces) + self.held
+        return False
+
+    def is_of_call(self, event: OutputEvent) -> bool:
+        """Whether an event belongs to a call of an offered tool."""
+        if isinstance(event, ToolCallStart):
+            return event.name in self.tools
+        return isinstance(event, ToolCallArguments | ToolCallEnd)
 
     @classmethod
     def grammar(

@@ -106,7 +106,9 @@ def test_arguments_in_a_json_string_are_its_text() -> None:
 
 def test_reasoning_that_never_ends() -> None:
     found = found_in(HermesParser, f"<think>\nhm {CALL} ")
-    assert found.reasoning.rstrip() == f"hm {CALL}" and not found.calls and not found.text
+    assert found.reasoning == "hm" and found.calls == CALLED and not found.text
+    found = found_in(HermesParser, f"<think>\nhm {CALL} hm")
+    assert found.reasoning == f"hm {CALL} hm" and not found.calls and not found.text
     opened = found_in(HermesParser, "hm </thin", prompt="assistant\n<think>\n")
     assert opened.reasoning == "hm </thin"
     controls = ("<tool_call>", "</tool_call>")
