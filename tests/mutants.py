@@ -1123,6 +1123,16 @@ PLUGINS: Mapping[str, Mapping[str, Change]] = {
             "any(kind == name for kind, _ in kinds)",
         ),
     },
+    "plugins/parsers/xml_calls.py": {
+        "any-function-without-a-marker-is-a-call": (
+            "(bare and not (found == end and self.is_free(name)))",
+            "(bare and found != end)",
+        ),
+        "the-end-of-a-function-in-a-value-ends-it": (
+            "ended = yield from self.precedes_calls()",
+            "ended = True",
+        ),
+    },
     "plugins/pipelines/fetch.py": {
         "one-public-address-is-enough": (
             "if not numbers or not all(is_public(number) for number in numbers):",

@@ -30,7 +30,7 @@ OPEN, CLOSE = "\ud800", "\ud801"
 """Enclose control tokens in the output that is held. Text contains no surrogates."""
 SPACE = r"(/[ \n]{1,2}/)?"
 """White space behind reasoning, in grammars."""
-MOST_QUOTED = 64
+MOST_QUOTED = 16
 """Markers of calls in reasoning that are no calls. Beyond, none is looked for: each takes time."""
 MOST_AT_ONCE = 1024
 """Characters that are read before it is looked whether they are of a call."""
@@ -67,7 +67,7 @@ class TurnParser:
         self.calls = 0
         self._events: list[OutputEvent] = []
         self._strips = self._written = False
-        self._space = ""
+        self._space = self._before = self._skipped = ""
         self._reader = self.read_turn(prompt_end)
         next(self._reader, None)
 
@@ -92,10 +92,11 @@ class TurnParser:
         return tuple(enclosed(text, self.controls) for text in texts)
 
     def write(self, text: str) -> None:
-        """Emit text. White space behind a marker stays if text precedes the marker."""
+        """Emit text. White space around a marker stays if text precedes it and no call follows."""
         if visible := self._visible(text):
-            self._emit(Text(self._space + visible if self._written else visible))
-            self._space, self._written = "", True
+            space = self._before + self._space if self._written else ""
+            self._emit(Text(space + visible))
+            self._space, self._before, self._written = "", "", True
 
     def think(self, text: str) -> None:
         """Emit reasoning."""
@@ -105,6 +106,7 @@ class TurnParser:
 
     def start_call(self, name: str, id: str = "") -> None:
         """Emit the start of a call."""
+        self._before = ""
         self._emit(ToolCallStart(self.calls, id or self.new_id(), name))
 
     def add_arguments(self, text: str) -> None:
@@ -146,13 +148,16 @@ class TurnParser:
         """Read the whole output."""
         begin, end = self.marks(*self.reasoning) if self.reasoning else ("", "")
         drops = self.marks(*self.drops)
-        others = [*drops, *(self.marks(*self.begins) if self.tools else ())]
+        others = [*drops, *self.call_marks()]
         anywhere = [begin, *others] if OPEN in begin else others
         fresh = [begin, *others] if begin else others
         found = begin if opens(prompt_end, self.reasoning) else (yield from self.read_start())
         while True:
             found = found or (yield from self.starts(fresh))
-            found = found or (yield from self.until(anywhere, self.write))
+            before = ""
+            if not found:
+                found = yield from self.until(anywhere, self.write)
+                before = self._skipped
             if not found:
                 return
             self._strips = True
@@ -161,9 +166,14 @@ class TurnParser:
             elif found in drops:
                 found = ""
             else:
+                self._before = before
                 yield from self.read_calls(found)
-                found = ""
+                found = self._before = ""
             self._strips = True
+
+    def call_marks(self) -> Sequence[str]:
+        """The markers that begin calls, as they are in `held`; none without tools."""
+        return self.marks(*self.begins) if self.tools else ()
 
     def read_start(self) -> Reader[str]:
         """Read what only the start of an answer can be; return a marker that is found."""
@@ -184,10 +194,10 @@ class TurnParser:
     def read_reasoning(self, end: str, others: Sequence[str]) -> Reader[str]:
         """Read reasoning and its end. Returns the control token that ends it instead, or "".
 
-        Calls whose marker is no control token end it if they end the output.
+        Calls whose marker is no control token end it if they are the end of the output.
         """
         stops = [end, *(x for x in others if OPEN in x)]
-        begins = [x for x in self.marks(*self.begins) if OPEN not in x] if self.tools else []
+        begins = [x for x in self.call_marks() if OPEN not in x]
         quoted = 0
         while True:
             markers = [*stops, *begins] if quoted < MOST_QUOTED else stops
@@ -212,9 +222,10 @@ class TurnParser:
                 yield
 
     def read_last_calls(self, stops: Sequence[str]) -> Reader[bool]:
-        """Read calls of offered tools up to the end of the output. False: `held` is no such calls.
+        """Read calls of offered tools up to the end of the output. Returns whether it has them.
 
-        What is read is kept until it is known: reasoning that ends, or goes on, only quotes calls.
+        Calls are held back until the output ends: reasoning that ends, or goes on, only quotes
+        them. What only looks like calls is in `held` again.
         """
         parser = copy(self)
         parser.reasoning, parser.held, parser._events = None, "", []
@@ -248,8 +259,12 @@ class TurnParser:
     def is_of_call(self, event: OutputEvent) -> bool:
         """Whether an event belongs to a call of an offered tool."""
         if isinstance(event, ToolCallStart):
-            return event.name in self.tools
+            return self.is_free(event.name)
         return isinstance(event, ToolCallArguments | ToolCallEnd)
+
+    def is_free(self, name: str) -> bool:
+        """Whether a tool is offered that may be called where no grammar constrains a call."""
+        return name in self.tools and not self.tools[name].strict
 
     @classmethod
     def grammar(
@@ -318,6 +333,7 @@ class TurnParser:
             at, marker = first(self.held, markers)
             if marker:
                 text = self.take(at)
+                self._skipped = "" if exact else text[len(text.rstrip()) :]
                 emit(text if exact else text.rstrip())
                 return self.take(len(marker))
             size = len(self.held) if self.ended else held_from(self.held, markers, exact)

@@ -56,6 +56,7 @@ def found_in(kind: Any, text: str, **how: Any) -> Parsed:
         "a < b and <tool",
         "<tool_call>",
         "<tool_call> is how one calls",
+        "one writes\n <tool_call>  so",
         '<tool_call>{"name": "wea',
         '<tool_call>{"name": 7, "arguments": {}}</tool_call>',
         '<tool_call>{"arguments": {"a": 1}}</tool_call>',

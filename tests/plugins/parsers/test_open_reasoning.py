@@ -12,7 +12,7 @@ from tiny.notations import OUTPUTS, TURN, WITHOUT_REASONING
 from tiny.turns import CONTROL, TOOLS, Output, Parsed, cuts, parse, spelled
 
 from ostro.core.messages.text import Reasoning, ToolCallStart
-from ostro.core.output import Piece
+from ostro.core.output import Piece, Tool
 from ostro.core.records import Parser, resolve
 from ostro.plugins.parsers.hermes.parser import HermesParser
 from ostro.plugins.parsers.turn import MOST_AT_ONCE, MOST_QUOTED
@@ -119,7 +119,10 @@ def test_only_offered_tools_are_called_in_reasoning() -> None:
     text = "<think>Like " + CALL.replace("weather", "other")
     found = parsed(HermesParser, text)
     assert found.reasoning == text.removeprefix("<think>") and not found.calls
-    assert not parse(HermesParser, Output("", (Piece(f"<think>{CALL}"),)), ()).calls
+    output = Output("", (Piece(f"<think>{CALL}"),))
+    assert not parse(HermesParser, output, ()).calls
+    strict = [Tool("weather", {}, True)]  # no grammar constrains its arguments there
+    assert not parse(HermesParser, output, strict).calls
 
 
 def test_several_calls_end_reasoning() -> None:
