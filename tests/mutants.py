@@ -1125,7 +1125,7 @@ PLUGINS: Mapping[str, Mapping[str, Change]] = {
     },
     "plugins/parsers/xml_calls.py": {
         "any-function-without-a-marker-is-a-call": (
-            "(bare and not (found == end and self.is_free(name)))",
+            "(bare and (found != end or name not in self.unconstrained))",
             "(bare and found != end)",
         ),
         "the-end-of-a-function-in-a-value-ends-it": (

@@ -62,6 +62,8 @@ class TurnParser:
         self, prompt_end: str, tools: Sequence[Tool], controls: Collection[str] = ()
     ) -> None:
         self.tools = {tool.name: tool for tool in tools}
+        # Tools that may be called where grammars do not constrain what is written.
+        self.unconstrained = {tool.name for tool in tools if not tool.strict}
         self.controls = frozenset(controls)
         self.held, self.ended = "", False
         self.calls = 0
@@ -257,14 +259,10 @@ class TurnParser:
         return False
 
     def is_of_call(self, event: OutputEvent) -> bool:
-        """Whether an event belongs to a call of an offered tool."""
+        """Whether an event belongs to a call of an offered tool that is not strict."""
         if isinstance(event, ToolCallStart):
-            return self.is_free(event.name)
+            return event.name in self.unconstrained
         return isinstance(event, ToolCallArguments | ToolCallEnd)
-
-    def is_free(self, name: str) -> bool:
-        """Whether a tool is offered that may be called where no grammar constrains a call."""
-        return name in self.tools and not self.tools[name].strict
 
     @classmethod
     def grammar(

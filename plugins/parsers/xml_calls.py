@@ -114,7 +114,7 @@ class XmlParser(TurnParser):
         marks = [x for x in (end, parameter, *stops) if x]
         found = yield from self.until(marks, names.append, exact=True)
         name = "".join(names).strip()
-        if not found or not name or (bare and not (found == end and self.is_free(name))):
+        if not found or not name or (bare and (found != end or name not in self.unconstrained)):
             self.write(text + "".join(names) + found)
             return False
         if found == end:
