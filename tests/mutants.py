@@ -1102,7 +1102,7 @@ PLUGINS: Mapping[str, Mapping[str, Change]] = {
         ),
         "calls-in-reasoning-need-no-end": (
             "if not ends or ends < sum(",
-            "if not ends and 0 < sum(",
+            "if not ends and 0 == sum(",
         ),
         "space-before-a-marker-is-text": (
             "emit(text if exact else text.rstrip())",

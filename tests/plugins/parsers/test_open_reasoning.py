@@ -125,6 +125,19 @@ def test_only_offered_tools_are_called_in_reasoning() -> None:
     assert not parse(HermesParser, output, strict).calls
 
 
+def test_the_end_of_reasoning_within_a_call_ends_it() -> None:
+    text = CALL.replace("Bonn", "</think>")
+    found = parsed(HermesParser, f"<think>Like {text}")
+    before, _, behind = text.partition("</think>")
+    assert (found.reasoning, found.text, found.calls) == (f"Like {before}", behind, [])
+
+
+def test_one_of_several_calls_without_its_end_makes_them_reasoning() -> None:
+    text = f"Hm.\n{CALL}\n{CALL[:-20]}"
+    found = parsed(HermesParser, f"<think>{text}")
+    assert found.reasoning == text and not found.calls
+
+
 def test_several_calls_end_reasoning() -> None:
     found = parsed(HermesParser, f"<think>Hm.\n{CALL}\n{CALL}\n")
     assert found.calls == CALLED * 2 and len({*found.ids}) == 2
