@@ -1100,6 +1100,14 @@ PLUGINS: Mapping[str, Mapping[str, Change]] = {
             "({write_answer(cls, rules)} | {begin} {calls})",
             "({write_answer(cls, rules)})",
         ),
+        "quoted-calls-in-reasoning-are-calls": (
+            "        while not first(self.held, stops)[1]:",
+            "        while True:",
+        ),
+        "calls-in-reasoning-need-no-end": (
+            "if not ends or ends < sum(",
+            "if not ends and 0 == sum(",
+        ),
         "space-before-a-marker-is-text": (
             "emit(text if exact else text.rstrip())",
             "emit(text)",
@@ -1109,10 +1117,24 @@ PLUGINS: Mapping[str, Mapping[str, Change]] = {
             "return len(known)",
         ),
     },
+    "plugins/parsers/tagged_values.py": {
+        "number-of-a-text-parameter-stays": (
+            "return as_text if may_be_text and not allows(kinds, value) else bare",
+            "return bare",
+        ),
+        "values-of-an-enumeration-are-not-compared": (
+            '(name, "") in kinds or (name, written(value)) in kinds',
+            "any(kind == name for kind, _ in kinds)",
+        ),
+    },
     "plugins/parsers/xml_calls.py": {
-        "number-of-a-string-parameter-stays": (
-            'if "string" in types and type_of(value) not in types:',
-            'if "string" in types and type_of(value) == "object":',
+        "any-function-without-a-marker-is-a-call": (
+            "(bare and (found != end or name not in self.unconstrained))",
+            "(bare and found != end)",
+        ),
+        "the-end-of-a-function-in-a-value-ends-it": (
+            "ended = yield from self.precedes_calls()",
+            "ended = True",
         ),
     },
     "plugins/pipelines/fetch.py": {

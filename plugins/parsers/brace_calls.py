@@ -66,7 +66,9 @@ class BraceParser(TurnParser):
             return
         body = text[len(head) :]
         try:
-            body = json.dumps(Braces(body, *self.marks(self.quote)).read(), ensure_ascii=False)
+            body = json.dumps(
+                Braces(body, *self.marks(self.quote)).read(), ensure_ascii=False, allow_nan=False
+            )
         except (ValueError, IndexError, RecursionError):
             pass  # passed on as it is
         self.start_call(name)
@@ -130,12 +132,12 @@ class Braces:
         return self.text[begin:end]
 
     def scalar(self) -> Any:
-        """A number or a word."""
+        """A number or a word. NaN and Infinity, which are not JSON, are texts."""
         begin = self.at
         while self.text[self.at] not in ",}] \t\r\n":
             self.at += 1
         text = self.text[begin : self.at]
-        return WORDS[text] if text in WORDS else json.loads(text)
+        return WORDS[text] if text in WORDS else json.loads(text, parse_constant=str)
 
     def skip(self, characters: str = " \t\r\n") -> None:
         """Consume these characters."""

@@ -154,7 +154,7 @@ def arguments_of(text: str, names: Sequence[str]) -> dict[str, Any] | None:
             return None
         found = {name: value_of(each) for name, each in zip(names, call.args, strict=False)}
         found |= {str(each.arg): value_of(each.value) for each in call.keywords if each.arg}
-        json.dumps(found)
+        json.dumps(found, allow_nan=False)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return None
     return None if any(each.arg is None for each in call.keywords) else found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from copy import copy
 from functools import lru_cache
 from secrets import token_hex
 from typing import TypeVar
@@ -29,6 +30,10 @@ OPEN, CLOSE = "\ud800", "\ud801"
 """Enclose control tokens in the output that is held. Text contains no surrogates."""
 SPACE = r"(/[ \n]{1,2}/)?"
 """White space behind reasoning, in grammars."""
+MOST_QUOTED = 16
+"""Markers of calls in reasoning that are no calls. Beyond, none is looked for: each takes time."""
+MOST_AT_ONCE = 1024
+"""Characters that are read before it is looked whether they are of a call."""
 CONTROL = re.compile(f"{OPEN}[^{CLOSE}]*{CLOSE}")
 T = TypeVar("T")
 Reader = Generator[None, None, T]
@@ -57,12 +62,14 @@ class TurnParser:
         self, prompt_end: str, tools: Sequence[Tool], controls: Collection[str] = ()
     ) -> None:
         self.tools = {tool.name: tool for tool in tools}
+        # Tools that may be called where grammars do not constrain what is written.
+        self.unconstrained = {tool.name for tool in tools if not tool.strict}
         self.controls = frozenset(controls)
         self.held, self.ended = "", False
         self.calls = 0
         self._events: list[OutputEvent] = []
         self._strips = self._written = False
-        self._space = ""
+        self._space = self._before = self._skipped = ""
         self._reader = self.read_turn(prompt_end)
         next(self._reader, None)
 
@@ -87,10 +94,11 @@ class TurnParser:
         return tuple(enclosed(text, self.controls) for text in texts)
 
     def write(self, text: str) -> None:
-        """Emit text. White space behind a marker stays if text precedes the marker."""
+        """Emit text. White space around a marker stays if text precedes it and no call follows."""
         if visible := self._visible(text):
-            self._emit(Text(self._space + visible if self._written else visible))
-            self._space, self._written = "", True
+            space = self._before + self._space if self._written else ""
+            self._emit(Text(space + visible))
+            self._space, self._before, self._written = "", "", True
 
     def think(self, text: str) -> None:
         """Emit reasoning."""
@@ -100,6 +108,7 @@ class TurnParser:
 
     def start_call(self, name: str, id: str = "") -> None:
         """Emit the start of a call."""
+        self._before = ""
         self._emit(ToolCallStart(self.calls, id or self.new_id(), name))
 
     def add_arguments(self, text: str) -> None:
@@ -141,13 +150,16 @@ class TurnParser:
         """Read the whole output."""
         begin, end = self.marks(*self.reasoning) if self.reasoning else ("", "")
         drops = self.marks(*self.drops)
-        others = [*drops, *(self.marks(*self.begins) if self.tools else ())]
+        others = [*drops, *self.call_marks()]
         anywhere = [begin, *others] if OPEN in begin else others
         fresh = [begin, *others] if begin else others
         found = begin if opens(prompt_end, self.reasoning) else (yield from self.read_start())
         while True:
             found = found or (yield from self.starts(fresh))
-            found = found or (yield from self.until(anywhere, self.write))
+            before = ""
+            if not found:
+                found = yield from self.until(anywhere, self.write)
+                before = self._skipped
             if not found:
                 return
             self._strips = True
@@ -156,9 +168,14 @@ class TurnParser:
             elif found in drops:
                 found = ""
             else:
+                self._before = before
                 yield from self.read_calls(found)
-                found = ""
+                found = self._before = ""
             self._strips = True
+
+    def call_marks(self) -> Sequence[str]:
+        """The markers that begin calls, as they are in `held`; none without tools."""
+        return self.marks(*self.begins) if self.tools else ()
 
     def read_start(self) -> Reader[str]:
         """Read what only the start of an answer can be; return a marker that is found."""
@@ -177,9 +194,75 @@ class TurnParser:
             yield
 
     def read_reasoning(self, end: str, others: Sequence[str]) -> Reader[str]:
-        """Read reasoning and its end. Returns the control token that ends it instead, or ""."""
-        found = yield from self.until([end, *(x for x in others if OPEN in x)], self.think)
-        return "" if found == end else found
+        """Read reasoning and its end. Returns the control token that ends it instead, or "".
+
+        Calls whose marker is no control token end it if they are the end of the output.
+        """
+        stops = [end, *(x for x in others if OPEN in x)]
+        begins = [x for x in self.call_marks() if OPEN not in x]
+        quoted = 0
+        while True:
+            markers = [*stops, *begins] if quoted < MOST_QUOTED else stops
+            at, found = first(self.held, markers)
+            if found in begins:
+                before = self.take(at)
+                self.think(before.rstrip())
+                if (yield from self.read_last_calls(stops)):
+                    return ""
+                space = before[len(before.rstrip()) :]
+                self.think(space + self.take(len(found)))
+                quoted += 1
+            elif found:
+                self.think(self.take(at).rstrip())
+                self.take(len(found))
+                return "" if found == end else found
+            else:
+                size = len(self.held) if self.ended else held_from(self.held, markers)
+                self.think(self.take(size))
+                if self.ended:
+                    return ""
+                yield
+
+    def read_last_calls(self, stops: Sequence[str]) -> Reader[bool]:
+        """Read calls of offered tools up to the end of the output. Returns whether it has them.
+
+        Calls are held back until the output ends: reasoning that ends, or goes on, only quotes
+        them. What only looks like calls is in `held` again.
+        """
+        parser = copy(self)
+        parser.reasoning, parser.held, parser._events = None, "", []
+        parser._reader = parser.read_turn("")
+        pieces, events = list[str](), list[OutputEvent]()
+        while not first(self.held, stops)[1]:
+            at = len(self.held) if self.ended else held_from(self.held, stops, exact=True)
+            size = min(at, MOST_AT_ONCE)
+            if self.held.rfind(OPEN, 0, size) > self.held.rfind(CLOSE, 0, size):
+                size = self.held.index(CLOSE, size) + 1  # a control token is not cut
+            pieces.append(self.take(size))
+            parser.held += pieces[-1]
+            parser.ended = self.ended and not self.held
+            new = parser._advance()
+            events += new
+            if not all(map(self.is_of_call, new)):
+                break
+            if parser.ended:
+                ends = sum(isinstance(event, ToolCallEnd) for event in events)
+                if not ends or ends < sum(isinstance(event, ToolCallStart) for event in events):
+                    break
+                for event in events:
+                    self._emit(event)
+                self.calls = parser.calls
+                return True
+            if at <= MOST_AT_ONCE and not self.ended:
+                yield
+        self.held = "".join(pieces) + self.held
+        return False
+
+    def is_of_call(self, event: OutputEvent) -> bool:
+        """Whether an event belongs to a call of an offered tool that is not strict."""
+        if isinstance(event, ToolCallStart):
+            return event.name in self.unconstrained
+        return isinstance(event, ToolCallArguments | ToolCallEnd)
 
     @classmethod
     def grammar(
@@ -248,6 +331,7 @@ class TurnParser:
             at, marker = first(self.held, markers)
             if marker:
                 text = self.take(at)
+                self._skipped = "" if exact else text[len(text.rstrip()) :]
                 emit(text if exact else text.rstrip())
                 return self.take(len(marker))
             size = len(self.held) if self.ended else held_from(self.held, markers, exact)

@@ -297,3 +297,35 @@ def test_only_strict_tools_need_a_grammar_of_each_keyword(
     strict = kind.grammar([Tool("weather", schema, True)], "required", False)
     with pytest.raises(RequestError, match="'uniqueItems' is not supported"):
         read_lark(strict)
+
+
+REFERRED = {
+    "type": "object",
+    "$defs": {"Code": {"type": "string", "enum": ["1", "2"]}, "Text": {"type": "string"}},
+    "properties": {
+        "code": {"$ref": "#/$defs/Code"},
+        "constant": {"allOf": [{"$ref": "#/$defs/Text"}, {"const": "8"}]},
+        "either": {"enum": ["1", 2]},
+        "maybe": {"anyOf": [{"$ref": "#/$defs/Code"}, {"type": "null"}]},
+    },
+    "required": ["code", "constant", "either", "maybe"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize("name", [name for name in OUTPUTS if name not in LOOSE])
+def test_values_of_referred_schemas_are_read(
+    parsers: Mapping[str, Parser], name: str, special: bool
+) -> None:
+    kind, tools = without_reasoning(name, parsers), [Tool("weather", REFERRED, True)]
+    for seed in range(4):
+        drawing = Drawing(name, kind, special, "required", parallel=False, tools=tools)
+        drawing.feed(drawing.ids_of(begin(name, kind, "required")))
+        drawing.draw(seed)
+        prompt = "<|start|>assistant" if name == "harmony" else ""
+        output = Output(prompt, drawing.pieces())
+        found = parse(kind, output, tools, controls=drawing.controls)
+        values = json.loads(found.calls[0][1])
+        assert values["code"] in ("1", "2") and values["constant"] == "8"
+        assert values["either"] in ("1", 2) and values["maybe"] in ("1", "2", None)

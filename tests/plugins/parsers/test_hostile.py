@@ -56,6 +56,7 @@ def found_in(kind: Any, text: str, **how: Any) -> Parsed:
         "a < b and <tool",
         "<tool_call>",
         "<tool_call> is how one calls",
+        "one writes\n <tool_call>  so",
         '<tool_call>{"name": "wea',
         '<tool_call>{"name": 7, "arguments": {}}</tool_call>',
         '<tool_call>{"arguments": {"a": 1}}</tool_call>',
@@ -106,7 +107,9 @@ def test_arguments_in_a_json_string_are_its_text() -> None:
 
 def test_reasoning_that_never_ends() -> None:
     found = found_in(HermesParser, f"<think>\nhm {CALL} ")
-    assert found.reasoning.rstrip() == f"hm {CALL}" and not found.calls and not found.text
+    assert found.reasoning == "hm" and found.calls == CALLED and not found.text
+    found = found_in(HermesParser, f"<think>\nhm {CALL} hm")
+    assert found.reasoning == f"hm {CALL} hm" and not found.calls and not found.text
     opened = found_in(HermesParser, "hm </thin", prompt="assistant\n<think>\n")
     assert opened.reasoning == "hm </thin"
     controls = ("<tool_call>", "</tool_call>")

@@ -13,7 +13,6 @@ from tiny.turns import CONTROL, TOOLS, Output, Parsed, Turn, cuts, parse, spelle
 from ostro.core.output import Piece
 from ostro.core.records import Parser, resolve
 from ostro.plugins.parsers.turn import TurnParser
-from ostro.plugins.parsers.xml_calls import json_of
 
 MARKERS = (
     "reasoning begins ends drops section call separators fence function close parameter opens "
@@ -128,22 +127,3 @@ def test_text_that_spells_control_tokens_is_text(parsers: Mapping[str, Parser], 
     kind, text = kind_of(name, parsers), " ".join(sorted(tokens))
     found = parse(kind, Output(begin, (Piece(f"I write {text} so."),)), TOOLS, controls=tokens)
     assert found.text == f"I write {text} so." and not found.calls and not found.reasoning
-
-
-@pytest.mark.parametrize(
-    ("text", "types", "value"),
-    [
-        ("5", {"string"}, '"5"'),
-        ("true", {"string"}, '"true"'),
-        ('{"a": 1}', {"string"}, '"{\\"a\\": 1}"'),
-        ("5", {"string", "integer"}, "5"),
-        ("5", {"integer"}, "5"),
-        ("5", set(), "5"),
-        ("None", {"string", "null"}, "null"),
-        ("Bonn", {"string"}, '"Bonn"'),
-    ],
-)
-def test_a_parameter_of_xml_has_the_type_of_its_schema(
-    text: str, types: set[str], value: str
-) -> None:
-    assert json_of(text, types) == value
