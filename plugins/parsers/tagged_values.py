@@ -16,7 +16,7 @@ TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 ANY: Kinds = frozenset((name, "") for name in TYPES)
 WORDS = {"True": "true", "False": "false", "None": "null"}
 """Words of Python, and those of JSON."""
-MOST_STEPS = 50_000
+MOST_STEPS = 5_000
 """Subschemas and values of enumerations that are read of a schema. Beyond, it states nothing."""
 MOST_LEVELS = 32
 """Levels of subschemas and references that are read."""
