@@ -71,6 +71,8 @@ PEERS: Mapping[str, str] = {
 }
 """Fields of other servers that change nothing here, and why."""
 CACHE = "the prefix cache finds repeated prefixes by itself"
+NO_LIMIT = 2**31
+"""A limit on generated tokens beyond all contexts, which bound it."""
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -159,6 +161,12 @@ class TextBody(ModelBody, kw_only=True):
         predicted = None if self.n_predict == -1 else self.n_predict
         return [("max_tokens", self.max_tokens), ("n_predict", predicted)]
 
+    @property
+    def limit(self) -> int | None:
+        """The limit on generated tokens. Raises RequestError for limits that differ."""
+        limit: int | None = agreed(*self.limits)
+        return NO_LIMIT if limit is None and self.n_predict == -1 else limit
+
     def text_fields(self) -> dict[str, Any]:
         """Return the fields of a `TextRequest` with these values. Raises RequestError."""
         if self.processors is not None and self.logits_processors is not None:
@@ -168,7 +176,7 @@ class TextBody(ModelBody, kw_only=True):
             )
         return {
             **{name: getattr(self, name) for name in SHARED},
-            "max_tokens": agreed(*self.limits),
+            "max_tokens": self.limit,
             "repetition_penalty": agreed(
                 ("repetition_penalty", self.repetition_penalty),
                 ("repeat_penalty", self.repeat_penalty),

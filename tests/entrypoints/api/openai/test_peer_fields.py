@@ -34,7 +34,7 @@ def asked(server: Running, path: str, **fields: Any) -> Any:
         ({"repeat_penalty": 1.5}, {"repetition_penalty": 1.5}),
         ({"repeat_penalty": 1.5, "repetition_penalty": 1.5}, {"repetition_penalty": 1.5}),
         ({"n_predict": 5}, {"max_tokens": 5}),
-        ({"n_predict": -1}, {}),
+        ({"n_predict": -1}, {"max_tokens": 4096}),
         ({"n_predict": -1, "max_tokens": 7}, {"max_tokens": 7}),
         ({"cache_prompt": False, "id_slot": -1}, {}),
         ({"request_id": "a", "rid": "b"}, {}),
