@@ -68,6 +68,7 @@ from ostro.entrypoints.operations.documents.state import State
 from ostro.entrypoints.operations.executor import make_acting, make_executor, make_max_body
 from ostro.entrypoints.operations.models.service import Service
 from ostro.entrypoints.operations.operations import Operations
+from ostro.entrypoints.operations.requests.ignored import HEADER as IGNORED_HEADER
 
 log = logging.getLogger(__name__)
 FAMILIES = (
@@ -167,7 +168,7 @@ def inner_middleware(
     middleware = []
     if options.cors_origins:
         allow: dict[str, Any] = {"allow_methods": ["*"], "allow_headers": ["*"]}
-        allow["expose_headers"] = [ADAPTERS_HEADER]
+        allow["expose_headers"] = [ADAPTERS_HEADER, IGNORED_HEADER]
         origins = list(options.cors_origins)
         middleware.append(Middleware(CORSMiddleware, allow_origins=origins, **allow))
     paths = open_paths(routes) | ({"/metrics"} if options.open_metrics else set())
