@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import msgspec
 
 from ostro.errors import RequestError, Unsupported
 from ostro.http import ignore
-from ostro.pipelines import TextRequest
+from ostro.pipelines import ReasoningEffort, TextRequest
 
 SAMPLING: Mapping[str, str] = {
     "frequency_penalty": "frequency_penalty",
@@ -38,10 +38,6 @@ Others are ignored by name: they change how tokens are drawn, not what a respons
 """
 
 
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-"""How long the model should reason, as for OpenAI's routes."""
-
-
 class OllamaOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Options of a request.
 
@@ -66,7 +62,7 @@ class OllamaOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[int, float] | None = None
-    reasoning_effort: Effort | None = None
+    reasoning_effort: ReasoningEffort | None = None
     num_ctx: int | None = None
     repeat_last_n: int | None = None
     penalize_newline: bool | None = None

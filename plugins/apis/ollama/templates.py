@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from ostro.errors import RequestError, Unsupported
 from ostro.http import ModelEntry
-from ostro.pipelines import ChatRequest, ChatTemplate, Tool
-from ostro.plugins.apis.ollama.options import Effort, ignore_option
+from ostro.pipelines import ChatRequest, ChatTemplate, ReasoningEffort, Tool
+from ostro.plugins.apis.ollama.options import ignore_option
 from ostro.plugins.apis.ollama.schema import OllamaGeneration
 
 SWITCHES = frozenset({"enable_thinking", "thinking"})
@@ -73,7 +73,7 @@ def set_reasoning(request: ChatRequest, body: OllamaGeneration, entry: ModelEntr
     request.chat_template_kwargs = dict.fromkeys(sorted(switches), bool(think))
 
 
-def set_effort(request: ChatRequest, effort: Effort | None, entry: ModelEntry) -> None:
+def set_effort(request: ChatRequest, effort: ReasoningEffort | None, entry: ModelEntry) -> None:
     """Set the effort of a chat request; ignore it if the template reads neither it nor a switch.
 
     Raises as `ignore_effort`.
