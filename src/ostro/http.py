@@ -27,7 +27,7 @@ from ostro.entrypoints.operations.documents.batches import Batch
 from ostro.entrypoints.operations.documents.request_batches import RequestBatches
 from ostro.entrypoints.operations.models.models import ModelEntry
 from ostro.entrypoints.operations.operations import Operations
-from ostro.entrypoints.operations.requests.decoding import convert_aside
+from ostro.entrypoints.operations.requests.decoding import convert_aside, decode
 from ostro.entrypoints.operations.requests.errors import ErrorForm, error_content_of
 from ostro.entrypoints.operations.requests.event_formats import (
     DATA_EVENTS,
@@ -116,6 +116,7 @@ __all__ = [
     "base_url",
     "caller_of",
     "convert_aside",
+    "decode",
     "error_content_of",
     "ignore",
     "operations_of",

@@ -128,7 +128,7 @@ def decode(
 def decode_members(data: bytes | bytearray, kind: type[R]) -> R:
     """Decode a JSON object without the members that are null. Raises as `decode`."""
     members = {name: value for name, value in MEMBERS.decode(data).items() if value != NULL}
-    pipeline.check_fields(members, kind, ignore)
+    pipeline.check_fields(members, kind, ignore)  # the types of whole bodies accept any fields
     known = {name: members[name] for name in members if name in kind.__struct_encode_fields__}
     given = msgspec.json.encode(known)
     with suppress(msgspec.ValidationError):  # most unknown fields are not within others

@@ -13,8 +13,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from ostro.errors import RequestError, Unsupported
-from ostro.http import ignore
-from ostro.pipelines import parse_request
+from ostro.http import decode, ignore
 from ostro.plugins.apis.anthropic.responses import AppliedEdit, ClearedThinking, ClearedToolUses
 from ostro.plugins.apis.anthropic.schema import (
     Block,
@@ -177,7 +176,7 @@ def read_edits(edits: Sequence[dict[str, Any]]) -> list[ClearThinking | ClearToo
         where, name = f"context_management.edits[{i}]", edit.get("type")
         if (kind := EDITS.get(str(name))) is not None:
             try:
-                known.append(parse_request(edit, kind, ignore=ignore))
+                known.append(decode(msgspec.json.encode(edit), kind))
             except RequestError as error:
                 raise RequestError(f"{where}: {error}", param=where) from None
         elif not ignore(f"context_management {name}"):

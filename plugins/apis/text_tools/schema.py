@@ -9,8 +9,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ostro.errors import RequestError
-from ostro.http import ChatBody, ModelBody, TokenizeRequest, Tokens
-from ostro.pipelines import ChatRequest, parse_request
+from ostro.http import ChatBody, ModelBody, TokenizeRequest, Tokens, decode
+from ostro.pipelines import ChatRequest
 
 CHAT = (
     "messages",
@@ -112,8 +112,8 @@ def text_of(body: TokenizeBody) -> TokenizeRequest:
 
 def chat_of(body: TokenizeBody) -> ChatRequest:
     """Return a conversation for the operation. Raises RequestError for malformed messages."""
-    fields = {name: msgspec.to_builtins(getattr(body, name)) for name in (*body.target, *CHAT)}
-    return parse_request(fields, ChatBody).to_request()
+    fields = {name: getattr(body, name) for name in (*body.target, *CHAT)}
+    return decode(msgspec.json.encode(fields), ChatBody).to_request()
 
 
 def pieces_of(found: Tokens) -> list[int | TokenPiece]:

@@ -181,6 +181,24 @@ def test_queries_forms_and_endpoints(server: Running, strict: Running) -> None:
     assert text.status_code == 400 and "expected text, got a file" in text.text
 
 
+def test_messages_of_text_tools(server: Running, strict: Running) -> None:
+    for path in ("/tokenize", "/apply-template"):
+        body = {"messages": [{**MESSAGE, "id": "a"}], "new": 1}
+        assert names(server.post(path, **body)) == ["new", "messages[].id"]
+        del body["new"]
+        refused = strict.post(path, **body)
+        assert refused.status_code == 400 and "messages[0].id" in refused.text
+
+
+def test_pages_of_other_origins_may_read_the_names(start: Start) -> None:
+    server = start(strict_fields=False, cors_origins=["https://app.example"])
+    body = {"messages": [MESSAGE], "new": 1}
+    origin = {"origin": "https://app.example"}
+    answer = server.http.post("/v1/chat/completions", json=body, headers=origin)
+    assert names(answer) == ["new"]
+    assert HEADER in answer.headers["access-control-expose-headers"].split(", ")
+
+
 def test_numbers_beside_unknown_fields_are_read(server: Running) -> None:
     assert server.http.get("/numbers", params={"limit": "3", "new": "1"}).json() == {"number": 3}
     answer = server.http.post("/forms", files={"file": ("a", b"x")}, data={"count": "4", "b": "c"})

@@ -209,6 +209,15 @@ def test_malformed_edits_are_refused_by_name(server: Running, edit: Any, word: s
         assert answer.status_code == 400 and word in answer.json()["error"]["message"], answer.text
 
 
+def test_fields_of_edits_that_are_newer_than_the_server(server: Running) -> None:
+    keep = {"type": "thinking_turns", "value": 1, "new": 1}
+    edit = {"type": "clear_thinking_20251015", "keep": keep, "newer": 1}
+    answer = ask(server, messages=TALK, tools=TOOLS, context_management={"edits": [edit]})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-ostro-ignored"] == "newer, keep.new"
+    assert kept(prompt(server), "thought") == [3]
+
+
 def test_compaction_is_named_in_a_header(server: Running, start: Start) -> None:
     fields = {"context_management": {"edits": [{"type": "compact_20260112"}]}}
     answer = ask(server, **fields)
