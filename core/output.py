@@ -59,7 +59,8 @@ class OutputParser(Protocol):
     ) -> str:
         """The grammar of an output, in llguidance's Lark: reasoning, and text or calls.
 
-        With "auto" text is free until a call begins. `parallel` allows more than one call.
+        With "auto" text is free until a call begins; then strict tools follow their schemas, and
+        those with a `format` that. `parallel` allows more than one call.
         `controls` are the ids of the control tokens. With `answer` the output is calls, or a text
         that satisfies the grammar `@answer`; `tools` may be empty. Raises Unsupported for what the
         notation cannot constrain.

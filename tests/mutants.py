@@ -1127,6 +1127,24 @@ PLUGINS: Mapping[str, Mapping[str, Change]] = {
             "any(kind == name for kind, _ in kinds)",
         ),
     },
+    "plugins/parsers/lark.py": {
+        "a-text-goes-on-behind-its-tag": (
+            'self.rule(f"/(?:{expression}){code(marker)}/", "[lazy]")',
+            'self.rule(f"/(?:{expression}){code(marker)}/")',
+        ),
+    },
+    "plugins/parsers/regular.py": {
+        "rules-may-double-without-end": (
+            "self.length += len(items[-1])",
+            "self.length = len(items[-1])",
+        ),
+    },
+    "plugins/parsers/json_strings.py": {
+        "modes-outlive-their-group": (
+            "modes = outer.pop()",
+            "outer.pop()",
+        ),
+    },
     "plugins/parsers/xml_calls.py": {
         "any-function-without-a-marker-is-a-call": (
             "(bare and (found != end or name not in self.unconstrained))",
@@ -1237,6 +1255,10 @@ PLUGINS: Mapping[str, Mapping[str, Change]] = {
         ),
     },
     "plugins/pipelines/text/parsing.py": {
+        "formats-that-a-parser-ignores": (
+            "if free != [*tools] and kind.grammar(",
+            "if not free and kind.grammar(",
+        ),
         "precedence-of-parsers-is-ignored": (
             "if precedence == highest]",
             "]",
@@ -1284,8 +1306,8 @@ PLUGINS: Mapping[str, Mapping[str, Change]] = {
             '"parameters": parameters, "strict": tool.strict, **tool.extra}',
         ),
         "calls-are-not-parallel-by-default": (
-            "if parallel is False:",
-            "if parallel is not True:",
+            "if parallel is False else []",
+            "if parallel is not True else []",
         ),
     },
     "plugins/pipelines/transcription/rules.py": {

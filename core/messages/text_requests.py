@@ -85,6 +85,7 @@ class Tool(msgspec.Struct, frozen=True):
     """A tool that the model may call.
 
     parameters  a JSON schema, which the arguments of `strict` calls have to follow
+    format      what the only argument of calls, a text, has to follow; a grammar is in Lark
     extra       further keys of its declaration, which chat templates may read
     """
 
@@ -93,6 +94,7 @@ class Tool(msgspec.Struct, frozen=True):
     strict: bool = False
     description: str | None = None
     extra: Mapping[str, Any] = {}
+    format: Regex | Grammar | None = None
 
 
 class JsonSchema(msgspec.Struct, frozen=True):

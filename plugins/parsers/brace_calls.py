@@ -45,8 +45,11 @@ class BraceParser(TurnParser):
         rules.rule(f'{string} | {scalar} | {objects} | "[" ({value} ("," {value})*)? "]"')
         calls = []
         for tool in tools:
+            own = value
+            if tool.format is not None:
+                own = f"{quote} {rules.text_of(tool.format, cls.quote)}"
             given = [
-                (rules.rule(f"{quoted(f'{name}:')} {value}"), required)
+                (rules.rule(f"{quoted(f'{name}:')} {own}"), required)
                 for name, _, required in parameters_of(tool)
             ]
             braces = f'"{{" {ordered(given, quoted(","))} "}}"'

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ostro.errors import Unsupported
 from ostro.pipelines import Tool
 from ostro.plugins.parsers.json_values import JsonReader
-from ostro.plugins.parsers.lark import Rules, quoted, schema_of
+from ostro.plugins.parsers.lark import Rules, quoted
 from ostro.plugins.parsers.turn import Reader
 
 BETWEEN = " \t\r\n,;["
@@ -40,7 +40,8 @@ class JsonParser(JsonReader):
         """The marker that begins calls. Without one, a text may look like a call."""
         if not exact and cls.bare:
             raise Unsupported(
-                "strict: the notation of this model has calls without a marker; use tool_choice",
+                "strict tools and formats: the notation of this model has calls without a marker; "
+                "use tool_choice",
                 param="tools",
             )
         return "" if cls.bare and not cls.ends else rules.text(cls.begins[0])
@@ -62,7 +63,7 @@ class JsonParser(JsonReader):
     def write_object(cls, rules: Rules, tool: Tool, exact: bool) -> str:
         """The object of a call of a tool."""
         head = f'{{"{cls.names}": {quoted(tool.name)}, "{cls.arguments}": '
-        return f'{quoted(head)} {rules.json(schema_of(tool, exact))} "}}"'
+        return f'{quoted(head)} {rules.arguments(tool, exact)} "}}"'
 
     def read_start(self) -> Reader[str]:
         """Read calls without a marker; of tools that the request offers, or they are text."""

@@ -7,7 +7,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ostro.pipelines import Tool
+from ostro.errors import Unsupported
+from ostro.pipelines import Grammar, Regex, Tool
+from ostro.plugins.parsers.json_strings import in_json
+from ostro.plugins.parsers.regular import code, expression_of, in_slashes
 
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "additionalProperties": False}
 DEFINITIONS = ("$defs", "definitions")
@@ -54,6 +57,46 @@ class Rules:
         """A rule of the JSON of a schema."""
         return self.rule(f"%json {json.dumps(schema)}")
 
+    def text_of(self, form: Regex | Grammar, end: str) -> str:
+        """A rule of the text of a tool's format up to a marker, and the marker.
+
+        The text and the marker are one terminal where that is possible: it finds the end of a text
+        that may contain the marker's first characters. A grammar that recurs has its own terminals.
+        """
+        marker = self._control.split(end)[0] if self._control else end
+        behind = self.text(end.removeprefix(marker))
+        try:
+            expression = expression_of_format(form)
+        except Unsupported:
+            if not isinstance(form, Grammar) or form.notation != "lark":
+                raise
+            inner = self.rule(f"%lark {{\n{form.text}\n}}")
+            return self.rule(f"{inner} {self.text(end)}")
+        head = self.rule(f"/(?:{expression}){code(marker)}/", "[lazy]")
+        return self.rule(f"{head} {behind}")
+
+    def string_of(self, form: Regex | Grammar) -> str:
+        """A rule of the JSON string of a tool's format. Raises Unsupported if it recurs."""
+        try:
+            return self.rule(f'/"(?:{in_json(expression_of_format(form))})"/')
+        except Unsupported as error:
+            raise Unsupported(
+                f"{error}; the notation of this model's calls writes the text in JSON, which needs "
+                "a format that is one regular expression"
+            ) from None
+
+    def arguments(self, tool: Tool, exact: bool) -> str:
+        """A rule of the arguments of a tool as JSON; see `schema_of`."""
+        if tool.format is None:
+            return self.json(schema_of(tool, exact))
+        [(name, _, _)] = parameters_of(tool)
+        head = quoted(f"{{{quoted(name)}: ")
+        return self.rule(f'{head} {self.string_of(tool.format)} "}}"')
+
+    def value(self, tool: Tool, schema: Any) -> str:
+        """A rule of the JSON of a parameter of a tool."""
+        return self.json(schema) if tool.format is None else self.string_of(tool.format)
+
     def grammar(self, start: str) -> str:
         """The grammar whose outputs are those of a rule."""
         return "\n".join([f"start: {start}", *self.lines])
@@ -62,6 +105,20 @@ class Rules:
 def quoted(text: str) -> str:
     """A text as a literal."""
     return json.dumps(text, ensure_ascii=False)
+
+
+def expression_of_format(form: Regex | Grammar) -> str:
+    """The regular expression of a tool's format. Raises Unsupported for a grammar that recurs."""
+    if isinstance(form, Regex):
+        return in_slashes(form.pattern)
+    if form.notation != "lark":
+        raise Unsupported(f"grammars in {form.notation} are not supported in tools; use lark")
+    return expression_of(form.text)
+
+
+def is_constrained(tool: Tool) -> bool:
+    """Whether calls of a tool follow its schema or format even if no call is required."""
+    return tool.strict or tool.format is not None
 
 
 def schema_of(tool: Tool, exact: bool) -> Mapping[str, Any]:

@@ -31,7 +31,8 @@ class PythonParser(TurnParser):
         """The marker that begins calls. Without one, a text may look like a call."""
         if not exact and cls.bare:
             raise Unsupported(
-                "strict: the notation of this model has calls without a marker; use tool_choice",
+                "strict tools and formats: the notation of this model has calls without a marker; "
+                "use tool_choice",
                 param="tools",
             )
         return "" if cls.bare else rules.text(cls.begins[0])
@@ -48,7 +49,7 @@ class PythonParser(TurnParser):
     def write_call(cls, rules: Rules, tool: Tool) -> str:
         """A call of a tool."""
         arguments = [
-            (rules.rule(f"{quoted(f'{name}=')} {rules.json(schema)}"), required)
+            (rules.rule(f"{quoted(f'{name}=')} {rules.value(tool, schema)}"), required)
             for name, schema, required in parameters_of(tool)
         ]
         return f'{quoted(f"{tool.name}(")} {ordered(arguments, quoted(", "))} ")"'

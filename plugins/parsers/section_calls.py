@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ostro.pipelines import Tool
 from ostro.plugins.parsers.json_values import JsonReader
-from ostro.plugins.parsers.lark import Rules, quoted, schema_of
+from ostro.plugins.parsers.lark import Rules, quoted
 from ostro.plugins.parsers.turn import Reader
 
 
@@ -46,7 +46,7 @@ class SectionParser(JsonReader):
             if field != "arguments":
                 parts.append(cls.write_field(tool, field))
         behind = f"\n{cls.fence}{cls.call[1]}" if cls.fence else cls.call[1]
-        return " ".join([*parts, rules.json(schema_of(tool, exact)), rules.text(behind)])
+        return " ".join([*parts, rules.arguments(tool, exact), rules.text(behind)])
 
     @classmethod
     def write_field(cls, tool: Tool, field: str) -> str:

@@ -24,7 +24,7 @@ from ostro.pipelines import (
     ToolCallStart,
     ToolChoice,
 )
-from ostro.plugins.parsers.lark import Rules
+from ostro.plugins.parsers.lark import Rules, is_constrained
 
 OPEN, CLOSE = "\ud800", "\ud801"
 """Enclose control tokens in the output that is held. Text contains no surrogates."""
@@ -63,7 +63,7 @@ class TurnParser:
     ) -> None:
         self.tools = {tool.name: tool for tool in tools}
         # Tools that may be called where grammars do not constrain what is written.
-        self.unconstrained = {tool.name for tool in tools if not tool.strict}
+        self.unconstrained = {tool.name for tool in tools if not is_constrained(tool)}
         self.controls = frozenset(controls)
         self.held, self.ended = "", False
         self.calls = 0

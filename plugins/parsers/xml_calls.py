@@ -71,7 +71,9 @@ class XmlParser(TurnParser):
         line = "\n" if cls.lines else ""
         head = f"{cls.parameter[0]}{name}{cls.parameter[1]}{space}{opened}{line}"
         behind = f"{line}{cls.value_end}"
-        if text and (texts := texts_of(allowed)):
+        if tool.format is not None:
+            value = rules.text_of(tool.format, behind)
+        elif text and (texts := texts_of(allowed)):
             value = f"({' | '.join(map(quoted, texts))}) {rules.text(behind)}"
         elif text:
             value = rules.until(behind)

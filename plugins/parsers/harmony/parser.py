@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from ostro.pipelines import Tool, ToolChoice
 from ostro.plugins.parsers.json_values import JsonReader
-from ostro.plugins.parsers.lark import Rules, schema_of
+from ostro.plugins.parsers.lark import Rules
 from ostro.plugins.parsers.turn import CONTROL, OPEN, Reader
 
 BEGINS = ("<|channel|>", "<|start|>", "<|message|>")
@@ -47,7 +47,7 @@ class HarmonyParser(JsonReader):
         rules, exact = Rules(controls or {}), choice != "auto"
         chosen = [x for x in tools if isinstance(choice, str) or x.name in choice]
         calls = [
-            f"{rules.text(CALL.format(tool.name))} {rules.json(schema_of(tool, exact))}"
+            f"{rules.text(CALL.format(tool.name))} {rules.arguments(tool, exact)}"
             for tool in chosen
         ]
         after = rules.text("<|start|>assistant")

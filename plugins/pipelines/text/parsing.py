@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
+from msgspec.structs import replace
+
 from ostro import OutputParserClass, Parser, Settings, resolve
-from ostro.errors import OstroError, PluginError, Unsupported, UsageError
+from ostro.errors import OstroError, PluginError, RequestError, Unsupported, UsageError
 from ostro.pipelines import ChatTemplate, OutputEvent, OutputParser, Piece, Tool
 from ostro.plugins.pipelines.text.tools import CallRules
 
@@ -58,13 +61,15 @@ class OutputFormat:
         reasons = reasons and self.reasons and not opened and not closed
         kind = self.kind if reasons else with_reasoning(self.kind, None)
         tools = rules.tools if self.calls else ()
-        with ParserErrors(self.kind):
+        with ParserErrors(self.kind), format_errors(tools, rules.field):
             if answer is None or rules.choice != "auto":
                 lark = kind.grammar(tools, rules.choice, rules.parallel, controls)
+                check_formats(kind, tools, controls)
                 found = {"lark": lark, "field": rules.field}
             else:
                 try:
                     lark = kind.grammar(tools, "auto", rules.parallel, controls, answer=True)
+                    check_formats(kind, tools, controls)
                     found = {**answer, "outer": lark}
                 except Unsupported:
                     if rules.field:
@@ -125,6 +130,17 @@ class ParserErrors:
             ) from error
 
 
+@contextmanager
+def format_errors(tools: Sequence[Tool], field: str) -> Iterator[None]:
+    """Names the field in errors of the formats of tools."""
+    try:
+        yield
+    except (RequestError, Unsupported) as error:
+        if any(tool.format is not None for tool in tools):
+            error.args, error.param = (f"{field}: {error}",), field
+        raise
+
+
 def output_format(
     template: ChatTemplate, settings: Settings, parsers: Mapping[str, Parser]
 ) -> OutputFormat | None:
@@ -142,6 +158,22 @@ def output_format(
         kind = with_reasoning(kind, markers)
     reasons = any(marker.strip() in template.source for marker in kind.reasoning or ())
     return OutputFormat(kind=kind, calls=tools != NONE, reasons=reasons)
+
+
+def check_formats(kind: Any, tools: Sequence[Tool], controls: Mapping[str, int]) -> None:
+    """Raise Unsupported if the grammars of a notation do not depend on the formats of tools.
+
+    Parsers of other plugins may not know the field.
+    """
+    free = [replace(tool, format=None) for tool in tools]
+    if free != [*tools] and kind.grammar(free, "required", False, controls) == kind.grammar(
+        tools, "required", False, controls
+    ):
+        raise Unsupported(
+            "the notation of this model does not constrain the text of calls; use a tool without "
+            "a format",
+            param="tools",
+        )
 
 
 def ends_with(prompt: str, marker: str) -> bool:

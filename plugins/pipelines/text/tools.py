@@ -87,12 +87,14 @@ def call_rules(request: ChatRequest) -> CallRules:
                 f"tool_choice: {name!r:.80} is none of the tools", param="tool_choice"
             )
     must, parallel = request.tool_choice == "required", request.parallel_tool_calls
-    field = "tool_choice" if must or allowed is not None else ""
-    if parallel is False:
-        field = field or "parallel_tool_calls"
-    strict = [f"tools[{i}].strict" for i, tool in enumerate(tools) if tool.strict]
+    constraining = [
+        *(f"tools[{i}].format" for i, tool in enumerate(tools) if tool.format is not None),
+        *(["tool_choice"] if must or allowed is not None else []),
+        *(["parallel_tool_calls"] if parallel is False else []),
+        *(f"tools[{i}].strict" for i, tool in enumerate(tools) if tool.strict),
+    ]
     return CallRules(
-        field=field or next(iter(strict), ""),
+        field=next(iter(constraining), ""),
         tools=[tool for tool in tools if allowed is None or tool.name in allowed],
         choice="required" if must else "auto",
         parallel=parallel is not False,

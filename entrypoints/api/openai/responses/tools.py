@@ -43,13 +43,6 @@ OptionalRawSchema = Annotated[
     msgspec.Raw, msgspec.Meta(extra_json_schema={"type": ["object", "null"], "default": None})
 ]
 NO_SCHEMA = msgspec.Raw(b"null")
-CUSTOM_PARAMETERS: Mapping[str, Any] = {
-    "type": "object",
-    "properties": {"input": {"type": "string"}},
-    "required": ["input"],
-    "additionalProperties": False,
-}
-"""The parameters of a custom tool as the model sees it; those of `CustomArguments`."""
 E = TypeVar("E", bound=OstroError)
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -99,10 +92,19 @@ class FunctionTool(
     strict: bool | None = None
 
 
-class CustomFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What the input of a custom tool may be: any text."""
+class AnyInput(
+    msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="text"
+):
+    """The input of a custom tool may be any text."""
 
-    type: Literal["text"] = "text"
+
+class GrammarInput(
+    msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="grammar"
+):
+    """The input of a custom tool follows a grammar in Lark, or a regular expression of Rust."""
+
+    syntax: Literal["lark", "regex"]
+    definition: str
 
 
 class CustomTool(
@@ -112,7 +114,7 @@ class CustomTool(
 
     name: str
     description: str | None = None
-    format: CustomFormat | None = None
+    format: AnyInput | GrammarInput | None = None
 
 
 class NamespaceTool(
@@ -140,7 +142,6 @@ class ToolKind(msgspec.Struct):
 
     type: Any = "function"
     execution: Any = None
-    format: Any = None
 
     @property
     def is_hosted(self) -> bool:
@@ -200,11 +201,6 @@ def read_tool(raw: msgspec.Raw, where: str, *, nested: bool = False) -> Response
         case "function":
             return read(raw, FunctionTool, where)
         case "custom":
-            if isinstance(kind.format, dict) and kind.format.get("type") == "grammar":
-                raise Unsupported(
-                    f"{where}.format: the type 'grammar' is not supported yet; use text",
-                    param=f"{where}.format",
-                )
             return read(raw, CustomTool, where)
         case "namespace" if not nested:
             space = read(raw, NamespaceBody, where)
@@ -247,12 +243,38 @@ def functions_of(tools: Sequence[ResponseTool] | None) -> Iterator[Function]:
 
 def chat_tool(function: Function) -> text_requests.Tool:
     """Return the tool of a chat. Raises RequestError for parameters that are no object."""
-    tool, parameters, strict = function.tool, CUSTOM_PARAMETERS, False
-    if isinstance(tool, FunctionTool):
-        parameters, strict = {}, bool(tool.strict)
-        if tool.parameters != NO_SCHEMA:
-            parameters = schema_object(tool.parameters, f"{function.place}.parameters")
-    return text_requests.Tool(function.name, parameters, strict, function.description)
+    tool = function.tool
+    if isinstance(tool, CustomTool):
+        return custom_tool(function, tool)
+    parameters = dict[str, Any]()
+    if tool.parameters != NO_SCHEMA:
+        parameters = schema_object(tool.parameters, f"{function.place}.parameters")
+    return text_requests.Tool(function.name, parameters, bool(tool.strict), function.description)
+
+
+def custom_tool(function: Function, tool: CustomTool) -> text_requests.Tool:
+    """Return the function of one text that a model knows a custom tool as.
+
+    Its parameters are those of `CustomArguments`. The model reads what the text has to follow.
+    """
+    text = {"type": "string"}
+    form: text_requests.Regex | text_requests.Grammar | None = None
+    match tool.format:
+        case GrammarInput(syntax="regex", definition=pattern):
+            text["description"] = f"A text that matches the regular expression {pattern}"
+            form = text_requests.Regex(pattern)
+        case GrammarInput(definition=grammar):
+            text["description"] = f"A text of this grammar in Lark:\n{grammar}"
+            form = text_requests.Grammar("lark", grammar)
+    parameters = {
+        "type": "object",
+        "properties": {"input": text},
+        "required": ["input"],
+        "additionalProperties": False,
+    }
+    return text_requests.Tool(
+        function.name, parameters, description=function.description, format=form
+    )
 
 
 def chosen_name(choice: NamedChoice) -> str:

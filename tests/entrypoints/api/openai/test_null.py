@@ -51,11 +51,12 @@ from ostro.entrypoints.api.openai.responses.request import (
 from ostro.entrypoints.api.openai.responses.routes import RetrieveRequest
 from ostro.entrypoints.api.openai.responses.tools import (
     AllowedTools,
+    AnyInput,
     CustomChoice,
-    CustomFormat,
     CustomTool,
     FunctionChoice,
     FunctionTool,
+    GrammarInput,
     NamespaceTool,
 )
 from ostro.entrypoints.api.openai.speech import SpeechBody, VoiceId, VoicesRequest
@@ -134,7 +135,7 @@ REQUESTS: dict[type[msgspec.Struct], dict[str, Any]] = {
     IsqRequest: {"ggml_type": "q8_0"},
 }
 WITHOUT_OPTIONAL = (IsqRequest, ItemsRequest, MetadataRequest, ModelListRequest, ModelRequest)
-ECHOED = {CustomFormat, CustomTool, FunctionTool, NamespaceTool, TextFormat}
+ECHOED = {AnyInput, CustomTool, FunctionTool, GrammarInput, NamespaceTool, TextFormat}
 """Types of which null is kept, since a response repeats it."""
 NESTED: dict[type[msgspec.Struct], dict[str, Any]] = {
     AllowedTools: {"mode": "auto", "tools": []},

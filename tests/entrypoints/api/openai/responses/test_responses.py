@@ -20,9 +20,11 @@ from ostro.core.messages.text_requests import (
     ChatRequest,
     Constraint,
     FilePart,
+    Grammar,
     JsonSchema,
     MediaPart,
     Message,
+    Regex,
     TextPart,
     Tool,
     ToolCall,
@@ -43,7 +45,6 @@ from ostro.entrypoints.api.openai.responses.responses import ResponseRun, Respon
 from ostro.entrypoints.operations.access.caller import ANYONE
 from ostro.entrypoints.operations.documents.state import State
 from ostro.entrypoints.operations.requests.decoding import decode
-from ostro.entrypoints.operations.requests.ignored import ignoring
 
 
 def run(
@@ -411,16 +412,23 @@ def custom_events() -> list[ResponseEvent]:
 
 
 def test_a_custom_tool_is_a_function_of_one_text() -> None:
-    grammar = {"type": "grammar", "syntax": "lark", "definition": 'start: "a"'}
     given: Any = [PATCH, {**SPACE, "tools": [{**PATCH, "format": {"type": "text"}}]}]
     one, two = chat_of(tools=given, tool_choice={"type": "custom", "name": "patch"}).tools
     assert (one.name, two.name, one.description) == ("patch", "n__patch", "Edits files.")
     assert one.parameters == two.parameters and not one.strict
     assert one.parameters["required"] == [*one.parameters["properties"]] == ["input"]
-    for strict in (True, False):
-        with ignoring(strict), pytest.raises(Unsupported, match="not supported yet") as caught:
-            chat_of(tools=[F, {**PATCH, "format": grammar}])
-        assert caught.value.param == "tools[1].format"
+    assert one.format is None and two.format is None
+
+
+@pytest.mark.parametrize(
+    ("syntax", "form"), [("lark", Grammar("lark", 'start: "a"')), ("regex", Regex('start: "a"'))]
+)
+def test_a_custom_tool_has_a_format(syntax: str, form: Regex | Grammar) -> None:
+    """The model reads it, too."""
+    given = {"type": "grammar", "syntax": syntax, "definition": 'start: "a"'}
+    [tool] = chat_of(tools=[{**PATCH, "format": given}]).tools
+    assert tool.format == form and not tool.strict
+    assert 'start: "a"' in tool.parameters["properties"]["input"]["description"]
 
 
 def test_calls_of_custom_tools_have_a_text() -> None:
