@@ -48,6 +48,7 @@ from ostro.entrypoints.operations.tasks.media import (
 )
 from ostro.entrypoints.operations.tasks.text import Completion, CompletionChoice, Generation
 from ostro.entrypoints.operations.tasks.tokens import DetokenizeRequest, TokenizeRequest, Tokens
+from ostro.entrypoints.operations.tasks.truncation import oldest_to_drop
 from ostro.entrypoints.operations.tasks.vectors import (
     MAX_INPUTS,
     Classification,
@@ -119,6 +120,7 @@ __all__ = [
     "decode",
     "error_content_of",
     "ignore",
+    "oldest_to_drop",
     "operations_of",
     "parse_query",
     "read_form",

@@ -51,6 +51,18 @@ def chat_request(body: OllamaChatRequest, entry: ModelEntry) -> ChatRequest:
     return request_of(body, entry, messages, tools)
 
 
+def without_oldest(messages: Sequence[Message], count: int) -> Sequence[Message]:
+    """Return messages without the first ones, except for those of the system.
+
+    Results of tools whose calls are among these go with them.
+    """
+    kept = [message for message in messages[:count] if message.role == "system"]
+    rest = messages[count:]
+    while count and len(rest) > 1 and rest[0].role == "tool":
+        rest = rest[1:]
+    return [*kept, *rest]
+
+
 def prompt_request(body: OllamaGenerateRequest, entry: ModelEntry) -> ChatRequest:
     """Return the chat request for a prompt. Raises RequestError for images that are not base64."""
     messages = [Message(role="user", content=content_of(body.prompt, body.images or [], "images"))]

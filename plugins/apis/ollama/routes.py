@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from typing import Any, NoReturn
 
+from msgspec.structs import replace
+
 from ostro import Route
-from ostro.errors import NotFound, Overloaded, RequestError, Unsupported
+from ostro.errors import ContextLengthExceeded, NotFound, Overloaded, RequestError, Unsupported
 from ostro.http import (
     JSON_LINES,
     Caller,
     Content,
     EmbeddingRequest,
     Embeddings,
+    Generation,
     Handler,
     ModelEntry,
     Operations,
     RequestBody,
     convert_aside,
+    ignore,
+    oldest_to_drop,
 )
 from ostro.pipelines import ChatRequest, CompletionRequest
 from ostro.plugins.apis.ollama.answers import (
@@ -32,7 +37,12 @@ from ostro.plugins.apis.ollama.answers import (
     whole,
 )
 from ostro.plugins.apis.ollama.catalogue import info_of, model_of, running_model_of
-from ostro.plugins.apis.ollama.conversion import chat_request, completion_request, prompt_request
+from ostro.plugins.apis.ollama.conversion import (
+    chat_request,
+    completion_request,
+    prompt_request,
+    without_oldest,
+)
 from ostro.plugins.apis.ollama.options import SAMPLING, check_options
 from ostro.plugins.apis.ollama.schema import (
     OllamaChatRequest,
@@ -116,12 +126,35 @@ async def generate_with(
     request = await convert_aside(convert, body, entry)
     with own_words():
         if isinstance(request, ChatRequest):
-            generation = await operations.chat(request, caller)
+            truncate = isinstance(body, OllamaChatRequest) and body.truncate is not False
+            generation = await continue_chat(operations, caller, request, truncate=truncate)
         else:
             generation = await operations.complete(request, caller)
     if body.stream:
         return lines(generation, clock, body.model, form)
     return await whole(generation, clock, body.model, form)
+
+
+async def continue_chat(
+    operations: Operations, caller: Caller, request: ChatRequest, *, truncate: bool
+) -> Generation:
+    """Begin to continue a chat. truncate: without its oldest messages, if it is too long."""
+
+    def shorter(dropped: int) -> ChatRequest:
+        return replace(request, messages=without_oldest(request.messages, dropped))
+
+    try:
+        return await operations.chat(request, caller)
+    except ContextLengthExceeded as error:
+        if not truncate or not ignore("messages beyond the context"):
+            raise
+        dropped = await oldest_to_drop(
+            lambda dropped: operations.count(shorter(dropped), caller),
+            len(request.messages) - 1,
+            error,
+            request.max_tokens,
+        )
+    return await operations.chat(shorter(dropped), caller)
 
 
 async def embed(

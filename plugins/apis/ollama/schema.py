@@ -77,10 +77,15 @@ class OllamaGeneration(OllamaTarget, kw_only=True):
 
 
 class OllamaChatRequest(OllamaGeneration, kw_only=True):
-    """A conversation to continue. Without messages the response is empty."""
+    """A conversation to continue. Without messages the response is empty.
+
+    `truncate` drops the oldest messages of a conversation that is longer than `num_ctx` or the
+    context, except for those of the system and the last one.
+    """
 
     messages: list[OllamaMessage] | None = None
     tools: list[dict[str, Any]] | None = None
+    truncate: bool | None = None
 
 
 class OllamaGenerateRequest(OllamaGeneration, kw_only=True):

@@ -60,6 +60,7 @@ from ostro.entrypoints.operations.documents.jobs import Job
 from ostro.entrypoints.operations.documents.state import State, not_found
 from ostro.entrypoints.operations.tasks.text import Generation
 from ostro.entrypoints.operations.tasks.text_operations import TextOperations
+from ostro.entrypoints.operations.tasks.truncation import oldest_to_drop
 
 log = logging.getLogger(__name__)
 MAX_BACKGROUND = 1000
@@ -206,27 +207,19 @@ class Responses:
     async def generate(
         self, request: ResponseRequest, items: Sequence[Item], caller: Caller
     ) -> Generation:
-        """Begin to generate. With `truncation: auto`, drop as few of the first items as needed."""
+        """Begin to generate. With `truncation: auto`, drop as few of the oldest items as needed."""
         try:
             return await self.chat(request, items, caller)
         except ContextLengthExceeded as error:
-            too_long = error
-        if request.truncation != "auto":
-            raise too_long
-        least, most, found = 1, len(items) - 1, None
-        while least <= most:
-            dropped = (least + most) // 2
-            try:
-                shorter = await self.chat(request, without_orphans(items[dropped:]), caller)
-            except ContextLengthExceeded:
-                least = dropped + 1
-                continue
-            if found is not None:
-                await found.aclose()
-            found, most = shorter, dropped - 1
-        if found is None:
-            raise too_long
-        return found
+            if request.truncation != "auto":
+                raise
+            dropped = await oldest_to_drop(
+                lambda dropped: self.count_items(request, items[dropped:], caller),
+                len(items) - 1,
+                error,
+                request.max_output_tokens,
+            )
+        return await self.chat(request, without_orphans(items[dropped:]), caller)
 
     async def chat(
         self, request: ResponseRequest, items: Sequence[Item], caller: Caller
@@ -236,6 +229,13 @@ class Responses:
             return await self.operations.chat(wanted, caller)
         except (RequestError, Unsupported, DocumentNotFound) as error:
             raise with_own_field(with_own_place(error, request.tools)) from None
+
+    async def count_items(
+        self, request: ResponseRequest, items: Sequence[Item], caller: Caller
+    ) -> int:
+        """Count the tokens of the prompt of items, the first of which may be results of calls."""
+        wanted = await self.chat_request(request, without_orphans(items))
+        return await self.operations.count(wanted, caller)
 
     async def chat_request(self, request: InputTokensRequest, items: Sequence[Item]) -> ChatRequest:
         """Return the request of the operation. Raises RequestError and Unsupported."""
