@@ -64,10 +64,10 @@ class BraceParser(TurnParser):
         text = "".join(pieces)
         head, brace, _ = text.partition("{")
         name = head.strip().removeprefix("call:").strip()
-        if not found or not brace or not name:
+        if not found or not name or not (brace or name in self.unconstrained):
             self.write(marker + text + found)
             return
-        body = text[len(head) :]
+        body = text[len(head) :] or "{}"
         try:
             body = json.dumps(
                 Braces(body, *self.marks(self.quote)).read(), ensure_ascii=False, allow_nan=False

@@ -126,7 +126,7 @@ class JsonCall:
             parser.write(self.text)
             return False
         self.start()
-        parser.add_arguments("{}" if self.arguments in (None, "null") else self.arguments or "")
+        parser.add_arguments("{}" if self.arguments in (None, "null", "") else self.arguments)
         parser.end_call()
         return True
 
@@ -175,7 +175,8 @@ class JsonCall:
             self.name = decoded(value) or ""
             return complete and bool(self.name) and (not self.strict or self.name in parser.tools)
         if key == parser.arguments:
-            self.arguments = decoded(value) or value
+            text = decoded(value)
+            self.arguments = value if text is None else text.strip()
         elif key == parser.ids:
             self.id = decoded(value) or value
         return complete

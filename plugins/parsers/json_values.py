@@ -36,6 +36,19 @@ class JsonScanner:
 class JsonReader(TurnParser):
     """A parser of a notation with JSON in it."""
 
+    def read_arguments(self, ends: Sequence[str]) -> Reader[bool]:
+        """Read the arguments of the current call; none are between it and one of the ends.
+
+        Returns whether they are complete.
+        """
+        yield from self.skip(" \t\r\n")
+        while not any(self.held.startswith(end) for end in ends):
+            if self.ended or not any(end.startswith(self.held) for end in ends):
+                return (yield from self.read_value(self.add_arguments, ends))
+            yield
+        self.add_arguments("{}")
+        return True
+
     def read_value(self, emit: Callable[[str], None], ends: Sequence[str]) -> Reader[bool]:
         """Emit an object, array or string. Returns whether it is complete.
 

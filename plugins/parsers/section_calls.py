@@ -70,7 +70,8 @@ class SectionParser(JsonReader):
     def read_section_call(self, marker: str, ends: Sequence[str]) -> Reader[bool]:
         """Read the fields of a call and the marker of its end.
 
-        Returns False if it is cut off or malformed; before its arguments it is text then.
+        Returns False if it is cut off or malformed; before its arguments it is text then, unless
+        the name is that of an offered tool.
         """
         separators = {self.marks(marker)[0]: field for marker, field in self.separators}
         fields, field, text = {"name": "", "id": ""}, self.first, marker
@@ -79,14 +80,16 @@ class SectionParser(JsonReader):
             marker = yield from self.until([*separators, *ends], found.append)
             fields[field] = "".join(found)
             text += fields[field] + marker
+            name, id = self.named(fields["name"].strip(), fields["id"].strip())
+            if marker in ends and name in self.unconstrained:  # a call without arguments
+                self.held = marker + self.held
+                break
             if marker not in separators:
                 self.write(text)
                 return False
             field = separators[marker]
-        name, id = self.named(fields["name"].strip(), fields["id"].strip())
         self.start_call(name, id)
-        yield from self.skip(" \t\r\n")
-        complete = yield from self.read_value(self.add_arguments, ends)
+        complete = yield from self.read_arguments([*ends, self.fence] if self.fence else ends)
         self.end_call(complete=complete)
         if self.fence:
             yield from self.starts([self.fence])

@@ -102,7 +102,6 @@ class HarmonyParser(JsonReader):
         """Read the arguments of a call. Returns the marker behind them."""
         ends = self.marks(*ENDS)
         self.start_call(name)
-        yield from self.skip(" \t\r\n")
-        complete = yield from self.read_value(self.add_arguments, ends)
+        complete = yield from self.read_arguments(ends)
         self.end_call(complete=complete)
         return (yield from self.starts(ends))

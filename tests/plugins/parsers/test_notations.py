@@ -127,3 +127,17 @@ def test_text_that_spells_control_tokens_is_text(parsers: Mapping[str, Parser], 
     kind, text = kind_of(name, parsers), " ".join(sorted(tokens))
     found = parse(kind, Output(begin, (Piece(f"I write {text} so."),)), TOOLS, controls=tokens)
     assert found.text == f"I write {text} so." and not found.calls and not found.reasoning
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_white_space_before_half_a_marker_is_text(parsers: Mapping[str, Parser], name: str) -> None:
+    """However the output is cut; a marker may be preceded by white space that belongs to it."""
+    kind = kind_of(name, parsers)
+    function = getattr(kind, "function", ("",))[0]
+    for marker in filter(None, (*kind.begins, function)):
+        for size in range(1, len(marker)):
+            for space in ("\n\n", " "):
+                text = f"Hello{space}{marker[:size]}~ and more"
+                for pieces in ((text,), tuple(text)):
+                    output = Output("", tuple(map(Piece, pieces)))
+                    assert parse(kind, output).text == text
