@@ -22,7 +22,7 @@ from .launching import Home, ModelServer, model, run_in_place
 
 OWN = ".local/state/ostro/launch/"
 SECRET = "sk-secret-of-the-server"
-ODD = 'org/ö "7b" $HOME:{x}'
+ODD = 'org/ö\N{LLAMA} "7b" $HOME:{x}'
 """A name with characters that shells, JSON, TOML and YAML treat specially."""
 
 
@@ -80,7 +80,7 @@ def settings_of(name: str, home: Home) -> tuple[str, str]:
         return json.loads(url), json.loads(chosen)
     if name == "cline":
         (found,) = json.loads(files["providers.json"])["providers"].values()
-        assert arguments[-1] == found["settings"]["model"]
+        assert arguments[-1] == found["settings"]["model"] and found["updatedAt"]
         return found["settings"]["baseUrl"], found["settings"]["model"]
     if name == "continue":
         (found,) = yaml.safe_load(files["config.yaml"])["models"]
@@ -185,14 +185,29 @@ def test_the_key_may_be_a_variable(
     assert server.keys == [f"Bearer {SECRET}", "Bearer other"]
 
 
+def test_variables_of_the_user_do_not_apply(
+    ostro, home: Home, serve: Callable[..., ModelServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY"):
+        monkeypatch.setenv(name, "of-another-server")
+    monkeypatch.setenv("EDITOR", "vi")
+    home.install("gptme")
+    assert ostro("launch", "gptme", "--url", serve(model("m")).url).code == 7
+    environment = home.started()[1]
+    assert "of-another-server" not in environment.values() and environment["EDITOR"] == "vi"
+
+
 def test_a_model_is_chosen_by_name(ostro, home: Home, serve: Callable[..., ModelServer]) -> None:
-    url = serve(model("qwen3-8b"), model("smollm2")).url
-    assert "OPENAI_MODEL=qwen3-8b" in ostro("launch", "qwen", "--url", url, "--print").out
-    words = ("launch", "qwen", "--url", f"{url}/v1/", "--print", "--model")
+    server = serve(model("qwen3-8b"), model("smollm2"))
+    words = ("launch", "qwen", "--url", f"{server.url}/v1/", "--print")
+    out = ostro(*words).out
+    assert "OPENAI_MODEL=qwen3-8b" in out and f"OPENAI_BASE_URL={server.url}/v1 " in out
+    words += ("--model",)
     assert "OPENAI_MODEL=smollm2" in ostro(*words, "smollm2").out
     ran = ostro(*words, "smolm2")
     assert (ran.code, ran.out) == (ModelNotFound.exit_code, "")
     assert "no model 'smolm2'; nearest: smollm2; it has qwen3-8b, smollm2" in ran.err
+    assert server.paths == ["/v1/models"] * 3
 
 
 @pytest.mark.parametrize(
@@ -297,6 +312,10 @@ def test_files_follow_the_folder_for_state(
     assert ostro("launch", "pi", "--url", url).code == 7
     file = tmp_path / "state/ostro/launch/pi/ostro.js"
     assert file.is_file() and str(file) in home.started()[0] and home.files() == {}
+    monkeypatch.setenv("XDG_STATE_HOME", str(home.path / "its $tate"))
+    script = ostro("launch", "pi", "--url", url, "--print").out
+    subprocess.run(["sh", "-c", script], timeout=60, check=False)
+    assert home.files() == {"its $tate/ostro/launch/pi/ostro.js": file.read_text()}
     monkeypatch.setenv("XDG_STATE_HOME", str(file))  # not a folder
     ran = ostro("launch", "pi", "--url", url)
     assert ran.code == 2 and str(file) in ran.err and "XDG_STATE_HOME" in ran.err
