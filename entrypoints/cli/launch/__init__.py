@@ -13,6 +13,8 @@ from typing import NoReturn
 from ostro.core.env import API_KEY
 from ostro.core.errors import UsageError
 from ostro.entrypoints.cli.launch.programs import PROGRAMS, Program, Setup, Target
+from ostro.entrypoints.cli.launch.script import NO_KEY, script
+from ostro.entrypoints.cli.launch.server import find_model
 
 URL = "http://127.0.0.1:1234"
 ANSWER = 8192
@@ -38,9 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Start the program in place of this process, or print how."""
-    from ostro.entrypoints.cli.launch.script import NO_KEY, script
-    from ostro.entrypoints.cli.launch.server import find_model
-
     if args.program is None:
         show_programs()
         return 0
