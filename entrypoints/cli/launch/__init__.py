@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.description = (
         "Start a coding agent, a chat page or another program on a model of a running server. "
-        "Arguments after -- are the program's. Your settings of the program are not changed. "
+        "Arguments after -- are the program's. It does not change your settings of the program. "
         "Without PROGRAM, list the programs."
     )
     parser.usage = "ostro launch [options] [PROGRAM] [-- ARGS ...]"
