@@ -6,6 +6,7 @@ COMMANDS = {
     "run": "chat with a model in the terminal",
     "serve": "serve models over HTTP with an OpenAI-compatible API",
     "from-config": "serve the models of a config file",
+    "launch": "start a coding agent or a chat page on a model of a server",
     "keys": "create API keys for a server, or check a keys file",
     "embed": "compute embeddings of texts",
     "rerank": "rank documents by relevance to a query",

@@ -47,6 +47,13 @@ def switch(text: str) -> bool:
     raise ValueError("expected 1 or 0")
 
 
+API_KEY = Variable(
+    name="OSTRO_API_KEY",
+    parse=str,
+    default="",
+    help="the API key of the server for which `ostro launch` starts programs",
+)
+
 DISABLE_PLUGINS = Variable(
     name="OSTRO_DISABLE_PLUGINS",
     parse=names,
@@ -82,7 +89,7 @@ HISTORY = Variable(
 
 VARIABLES: dict[str, Variable[Any]] = {
     variable.name: variable
-    for variable in (CACHE, DISABLE_PLUGINS, HISTORY, PLUGINS, TRACE_PLUGINS)
+    for variable in (API_KEY, CACHE, DISABLE_PLUGINS, HISTORY, PLUGINS, TRACE_PLUGINS)
 }
 
 

@@ -34,8 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     limit_spinning(os.environ)
     set_encodings()
     argv = list(sys.argv[1:] if argv is None else argv)
-    debug = "--debug" in argv
-    argv = [word for word in argv if word != "--debug"]
+    own = argv.index("--") if "--" in argv else len(argv)
+    debug = "--debug" in argv[:own]
+    argv = [word for word in argv[:own] if word != "--debug"] + argv[own:]
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:

@@ -23,6 +23,12 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "ostro from-config server.toml --port 8000",
         "ostro from-config server.toml --print-config",
     ),
+    "launch": (
+        "ostro launch",
+        "ostro launch codex",
+        "ostro launch continue --print",
+        'ostro launch opencode --model smollm2 -- run "Explain this folder."',
+    ),
     "keys": (
         "ostro keys new alice --keys keys.toml",
         "ostro keys new bob",

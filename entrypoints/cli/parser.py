@@ -68,8 +68,12 @@ class Parser(argparse.ArgumentParser):
         """Parse a command. Unknown words are reported here, with the usage of the command.
 
         A list of positionals may have options in between, which argparse itself does not accept.
-        A command that has a default for `given` gets the attributes that the words set there.
+        A command that has a default for `given` gets the attributes that the words set there, one
+        that has a default for `arguments` the words after `--`.
         """
+        after: Sequence[str] = ()
+        if "arguments" in self._defaults and "--" in args:
+            args, after = args[: args.index("--")], args[args.index("--") + 1 :]
         given = self.given(args) if "given" in self._defaults else frozenset[str]()
         found, rest = super().parse_known_args(args, namespace)
         last = next((a for a in reversed(self._actions) if not a.option_strings), None)
@@ -81,6 +85,8 @@ class Parser(argparse.ArgumentParser):
             self.fail_unknown(rest)
         if given:
             found.given = given
+        if after:
+            found.arguments = list(after)
         return found, rest
 
     def given(self, args: Sequence[str] | None) -> frozenset[str]:
