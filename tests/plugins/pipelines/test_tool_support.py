@@ -180,6 +180,18 @@ def test_ids_and_results_that_templates_require(parsers: Mapping[str, Parser]) -
     assert check(needs_id, parsers).reads is True
 
 
+def test_a_template_that_refuses_reasoning(parsers: Mapping[str, Parser]) -> None:
+    refuses = "{% for m in messages if m.reasoning_content %}{{ raise_exception('r') }}{% endfor %}"
+    found = check(refuses + HERMES, parsers)
+    assert (found.writes, found.reads, found.reads_reasoning) == (True, True, None)
+
+
+def test_what_follows_the_end_of_a_turn_is_not_read(parsers: Mapping[str, Parser]) -> None:
+    example = '<tool_call>\n{"name": "example", "arguments": {}}\n</tool_call>'
+    found = check(HERMES + "{% if not add_generation_prompt %}" + example + "{% endif %}", parsers)
+    assert found.reads is True
+
+
 def test_numbers_that_a_template_quotes(parsers: Mapping[str, Parser]) -> None:
     values = (
         '{% set a = c.function.arguments %}{"text": "{{ a.text }}", "number": "{{ a.number }}"}'
