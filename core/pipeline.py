@@ -27,6 +27,7 @@ from ostro.core.messages.text_requests import ChatRequest, CompletionRequest, Me
 from ostro.core.records import Architecture, Parser
 from ostro.core.settings import Settings
 from ostro.core.tokenizer import Tokenizer
+from ostro.core.tool_support import ToolSupport
 
 if TYPE_CHECKING:
     from ostro.core.ipc.client import AsyncEngine
@@ -367,6 +368,10 @@ class TextPipeline(Protocol):
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes of one token in a text, the name of a control token."""
+        ...
+
+    def tool_support(self) -> ToolSupport:
+        """What the model offers for tool calls; the server calls it once, in a thread."""
         ...
 
 

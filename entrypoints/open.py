@@ -24,7 +24,7 @@ from ostro.core.load.open import (
 from ostro.core.load.open import find as find_path
 from ostro.core.pipeline import CheckpointSummary, ServedModel
 from ostro.core.plugins.manager import PluginManager
-from ostro.core.records import Pipeline, resolve
+from ostro.core.records import Parser, Pipeline, resolve
 from ostro.core.settings import STARTER, Settings
 from ostro.core.tasks import TaskPipeline
 from ostro.core.tokenizer import Tokenizer, load_tokenizer
@@ -171,13 +171,29 @@ def is_of(task: str, record: Pipeline) -> bool:
 
 
 def check_parsers(model: ServedModel, plugins: PluginManager) -> None:
-    """Raise PluginError if the parser of a model is one of several plugins."""
+    """Raise PluginError if the parser of a model is one of several plugins.
+
+    Of the parsers that match its chat template, it is the one with the highest precedence.
+    """
     chosen = (model.settings.tool_parser, model.settings.reasoning_parser)
     for name in filter(None, chosen):
         plugins.find("parsers", name)
     selects = chosen[0] in (None, "none") and chosen != ("none", "none")
     if selects and (template := model.template) is not None:
-        plugins.claimant("parsers", lambda each: each.matches(template.source), "the chat template")
+        precedences = list[int]()  # of those that match
+
+        def note(record: Parser) -> bool:
+            if record.matches(template.source):
+                precedences.append(record.precedence)
+            return False
+
+        plugins.claimant("parsers", note, "the chat template")
+        highest = max(precedences, default=0)
+        plugins.claimant(
+            "parsers",
+            lambda each: each.precedence == highest and each.matches(template.source),
+            "the chat template",
+        )
 
 
 def name_of(settings: Settings) -> str:

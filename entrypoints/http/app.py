@@ -130,6 +130,7 @@ def make_app(
     requests = RequestMetrics(service.name, lambda: service.names)
     requests.registry.register(CallerMetrics(quotas))
     service.engine.observer = requests
+    service.hides_names = ring.locked
     app = FastAPI(
         openapi_url=None,
         routes=starlette_routes(routes, plugins, forwarding),

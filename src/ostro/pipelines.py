@@ -92,6 +92,7 @@ from ostro.core.tokenizer.detokenizer import byte_alphabet, token_name
 from ostro.core.tokenizer.errors import tokenizer_errors
 from ostro.core.tokenizer.stop import Stop
 from ostro.core.tokenizer.vocabulary import Vocabulary
+from ostro.core.tool_support import ToolSupport
 from ostro.core.worker import WorkerProcess
 from ostro.plugins.pipelines.fetch import fetch_all
 
@@ -193,6 +194,7 @@ __all__ = [
     "ToolCallEnd",
     "ToolCallStart",
     "ToolChoice",
+    "ToolSupport",
     "Transcript",
     "TranscriptionPipeline",
     "TranscriptionState",

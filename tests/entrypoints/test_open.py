@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tiny.model import CONFIG, make_gguf
+from tiny.turns import OWN
 
 from ostro import Parser, Pipeline, hookimpl
 from ostro.core.errors import PluginError
@@ -143,6 +144,38 @@ def test_parsers_in_conflict_are_named_at_start(
         return
     with pytest.raises(PluginError, match=match):
         check_parsers(model, second)
+
+
+class Third:
+    """A plugin with a parser that matches every template."""
+
+    def __init__(self, precedence: int) -> None:
+        self.precedence = precedence
+
+    @hookimpl
+    def ostro_parsers(self) -> Any:
+        def matches(source: str) -> bool:
+            return True
+
+        yield Parser(name="third", matches=matches, parser="x:Y", precedence=self.precedence)
+
+
+@pytest.mark.parametrize(("precedence", "conflict"), [(-9, False), (9, False), (0, True)])
+def test_only_parsers_of_the_highest_precedence_are_in_conflict(
+    precedence: int, conflict: bool
+) -> None:
+    plugins = PluginManager()
+    plugins.load()
+    plugins.register(Third(precedence), "third")
+    template = SimpleNamespace(source=OWN["own-mistral"])
+    matched = {x.name for x in plugins.collect("parsers").values() if x.matches(template.source)}
+    assert matched == {"mistral", "mistral_named", "third"}
+    model: Any = SimpleNamespace(settings=Settings(), template=template)
+    if not conflict:
+        check_parsers(model, plugins)
+        return
+    with pytest.raises(PluginError, match=r"claimed by \S*mistral_named \(built in\) and third"):
+        check_parsers(model, plugins)
 
 
 class Exits:

@@ -14,6 +14,8 @@ from ostro.core.ipc.client import AsyncEngine
 from ostro.core.records import API
 from ostro.core.routes import Content, Route
 from ostro.entrypoints.operations.access.caller import Caller
+from ostro.entrypoints.operations.models.service import Service
+from ostro.entrypoints.operations.models.tool_checks import faults_of, gaps_of
 from ostro.entrypoints.operations.operations import Operations
 from ostro.entrypoints.operations.requests.errors import ErrorDetail, error_content
 
@@ -38,14 +40,46 @@ class LoadingProgress(msgspec.Struct, kw_only=True):
     total: int
 
 
+class ToolReadiness(msgspec.Struct, kw_only=True):
+    """Whether a model can call tools.
+
+    `notation` is the parser that matches the chat template, `parser` the one of the outputs; null
+    for none. `chosen_by` is "chat template" or "--tool-parser". `declares`: the chat template shows
+    tools to the model; `writes`: it writes the calls of earlier answers. `reads`: the parser reads
+    what the chat template writes; null if that is unknown, with the `reason`. `reads_reasoning`:
+    the same of reasoning.
+    """
+
+    notation: str | None
+    parser: str | None
+    chosen_by: str
+    declares: bool
+    writes: bool
+    reads: bool | None
+    reads_reasoning: bool | None
+    reason: str
+
+
+class ModelReadiness(msgspec.Struct, kw_only=True):
+    """A loaded text model: its context in tokens, and its tool calls. `notes` state what is wrong
+    with these, and what coding agents lack.
+    """
+
+    context: int
+    tools: ToolReadiness
+    notes: list[str]
+
+
 class Readiness(msgspec.Struct, kw_only=True):
     """Whether the server accepts requests: weights are loaded, kernels are compiled.
 
     "held": requests wait for a call in the engine, such as that of a plugin, which takes long.
+    `models` are the loaded text models by name; with keys, that of the default model only.
     """
 
     status: Literal["ready", "loading", "draining", "held"]
     model: str | UnsetType = UNSET
+    models: dict[str, ModelReadiness] | UnsetType = UNSET
     error: ErrorDetail | UnsetType = UNSET
     progress: LoadingProgress | UnsetType = UNSET
 
@@ -94,7 +128,8 @@ async def ready(operations: Operations, caller: Caller, request: None) -> Readin
         held = Readiness(status="held", model=service.name, error=error)
         return Content(data=msgspec.json.encode(held), status=503)
     if service.ready:
-        return Readiness(status="ready", model=service.name)
+        models = {name: readiness_of(service, name) for name in checked_models(service, caller)}
+        return Readiness(status="ready", model=service.name, models=models or UNSET)
     check_engine(engine)
     status: Literal["loading", "draining"] = "draining" if engine.draining else "loading"
     step = engine.progress
@@ -105,6 +140,29 @@ async def ready(operations: Operations, caller: Caller, request: None) -> Readin
         progress=LoadingProgress(what=step.what, done=step.done, total=step.total),
     )
     return Content(data=msgspec.json.encode(readiness), status=503)
+
+
+def checked_models(service: Service, caller: Caller) -> list[str]:
+    """The models whose tool calls have been checked and whose names the caller may read."""
+    shown = [service.name] if service.hides_names else filter(caller.may_use, service.names)
+    return [name for name in shown if name in service.models and name in service.tool_support]
+
+
+def readiness_of(service: Service, name: str) -> ModelReadiness:
+    """Describe the tool calls of a model."""
+    support, context = service.tool_support[name], service.served[name].context
+    tools = ToolReadiness(
+        notation=support.notation,
+        parser=support.parser,
+        chosen_by=support.chosen_by,
+        declares=support.declares,
+        writes=support.writes,
+        reads=support.reads,
+        reads_reasoning=support.reads_reasoning,
+        reason=support.reason,
+    )
+    notes = [*faults_of(support), *gaps_of(support, context)]
+    return ModelReadiness(context=context, tools=tools, notes=notes)
 
 
 ROUTES: tuple[Route, ...] = (

@@ -28,6 +28,7 @@ from ostro.core.pipeline import ServedModel
 from ostro.core.settings import Settings
 from ostro.core.tasks import TaskPipeline
 from ostro.entrypoints.operations.models.service import Service
+from ostro.entrypoints.operations.models.tool_checks import check_tools
 from ostro.entrypoints.serve_config import ModelOptions
 
 log = logging.getLogger(__name__)
@@ -145,6 +146,7 @@ class ModelManager:
         for model in found:
             if model.name in infos:
                 self.serve(model, infos[model.name])
+                await check_tools(self.service, model.name)
             else:
                 with suppress(OstroError):  # which is logged
                     await self.load(model.name)
@@ -295,6 +297,7 @@ class ModelManager:
         before = self.service.served.get(managed.name)
         self.serve(found, result.models[managed.name])
         log.info("the model %r is loaded", managed.name)
+        await check_tools(self.service, managed.name)
         with suppress(AdapterNotFound):  # the model does not support adapters
             await self.service.adapters.refresh(managed.name)
         if before is not None:

@@ -23,6 +23,7 @@ from ostro.core.tasks import (
     VectorPipeline,
     VectorTask,
 )
+from ostro.core.tool_support import ToolSupport
 from ostro.entrypoints.operations.access.admission import CLAIM
 from ostro.entrypoints.operations.access.caller import ANYONE, Caller
 from ostro.entrypoints.operations.models.adapters import Adapters, adapter_refs
@@ -63,6 +64,8 @@ class Service:
         self.engine, self.names, self.resolves = engine, names, resolves
         self.models: dict[str, Mapping[str, TaskPipeline]] = {}
         self.served: dict[str, ServedModel] = {}  # their configs, templates and files
+        self.tool_support: dict[str, ToolSupport] = {}  # of text models that have been checked
+        self.hides_names = False  # whether only clients with a key may read the names of models
         self.adapters = Adapters(engine)
         self.takes_media = False  # whether chats may contain images, videos and audio
         self.aliases: dict[str, str] = {}  # "*" stands for every unknown name

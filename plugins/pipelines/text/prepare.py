@@ -25,6 +25,7 @@ from ostro.pipelines import (
     ServedModel,
     TextRequest,
     TokenRequest,
+    ToolSupport,
     missing_template,
     prompt_tokens,
 )
@@ -37,6 +38,7 @@ from ostro.plugins.pipelines.text.conversation import (
 from ostro.plugins.pipelines.text.infill import InfillTokens
 from ostro.plugins.pipelines.text.parsing import NONE, OutputFormat, ends_with, output_format
 from ostro.plugins.pipelines.text.sampling import BUDGET, GRAMMAR, sampling_of
+from ostro.plugins.pipelines.text.tool_support import tool_support
 from ostro.plugins.pipelines.text.tools import (
     call_rules,
     declarations,
@@ -69,6 +71,11 @@ class Preparer:
     def find_format(self, template: ChatTemplate) -> OutputFormat | None:
         """The format of the outputs of a chat template. Raises UsageError as `output_format`."""
         return output_format(template, self.model.settings, self.model.parsers)
+
+    def tool_support(self) -> ToolSupport:
+        """What the model offers for tool calls. It blocks: the template is rendered a few times."""
+        model = self.model
+        return tool_support(model.template, model.settings, model.parsers, self.tokenizer)
 
     def understand(self, request: ChatRequest, template: str | None = None) -> Chat:
         """A chat as this model understands it.

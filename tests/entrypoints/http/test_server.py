@@ -344,6 +344,7 @@ def test_signal_while_loading(launch: Launch) -> None:
                 break
         time.sleep(0.05)
     assert ready["status"] == "loading" and ready["progress"]["total"] == 2
+    assert "models" not in ready
     assert httpx.get(f"{url}/health").status_code == 200
     assert httpx.post(f"{url}/v1/completions", json={"prompt": "a"}).status_code == 503
     start = time.monotonic()
