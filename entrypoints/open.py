@@ -191,7 +191,7 @@ def check_parsers(model: ServedModel, plugins: PluginManager) -> None:
         highest = max(precedences, default=0)
         plugins.claimant(
             "parsers",
-            lambda each: each.precedence == highest and each.matches(template.source),
+            lambda record: record.precedence == highest and record.matches(template.source),
             "the chat template",
         )
 

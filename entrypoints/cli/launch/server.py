@@ -13,7 +13,7 @@ def find_model(url: str, name: str | None, key: str) -> tuple[str, int]:
 
     url: of the server, without /v1. Raises UsageError, or ModelNotFound for an unknown name.
     """
-    models = {str(each["id"]): each for each in list_models(url, key)}
+    models = {str(model["id"]): model for model in list_models(url, key)}
     chosen = next(iter(models), None) if name is None else name
     if chosen is None:
         raise ModelNotFound(f"the server at {url} has no model; start it with one: ostro serve REF")
@@ -48,7 +48,7 @@ def list_models(url: str, key: str) -> list[dict[str, Any]]:
             f"the server at {url} refuses the API key; name one with --api-key or {API_KEY.name}"
         )
     try:
-        return [each for each in response.raise_for_status().json()["data"] if each["id"]]
+        return [model for model in response.raise_for_status().json()["data"] if model["id"]]
     except (httpx.HTTPStatusError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f"{url}/v1/models is not a list of models (status {response.status_code}); check --url"

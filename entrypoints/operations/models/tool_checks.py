@@ -26,19 +26,19 @@ async def check_tools(service: Service, name: str) -> None:
     if check is None:
         return
     try:
-        found = await asyncio.to_thread(check)
-        if not isinstance(found, ToolSupport):
-            raise TypeError(f"tool_support returned {type(found).__name__}, not ToolSupport")
+        support = await asyncio.to_thread(check)
+        if not isinstance(support, ToolSupport):
+            raise TypeError(f"tool_support returned {type(support).__name__}, not ToolSupport")
     except Exception as error:  # of a plugin
         log.warning("%s: tool calls: the check failed: %s", name, error)
         return
     if service.models.get(name) is not pipelines:  # unloaded meanwhile
         return
-    service.tool_support[name] = found
-    notes = [*faults_of(found), *gaps_of(found, service.served[name].context)]
-    level = logging.WARNING if faults_of(found) else logging.INFO
-    details = f" ({found.error})" if found.error else ""
-    log.log(level, "%s: tool calls: %s%s", name, "; ".join([summary(found), *notes]), details)
+    service.tool_support[name] = support
+    notes = [*faults_of(support), *gaps_of(support, service.served[name].context)]
+    level = logging.WARNING if faults_of(support) else logging.INFO
+    details = f" ({support.error})" if support.error else ""
+    log.log(level, "%s: tool calls: %s%s", name, "; ".join([summary(support), *notes]), details)
 
 
 def summary(support: ToolSupport) -> str:

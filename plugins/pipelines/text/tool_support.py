@@ -135,7 +135,7 @@ def tool_support(
     template = template.for_tools([TOOL])
     form = output_format(template, settings, parsers)
     option, notation = settings.tool_parser, notation_of(template, parsers)
-    found = ToolSupport(
+    support = ToolSupport(
         notation=notation,
         parser=None if form is None or not form.calls else option or notation or FALLBACK,
         chosen_by="chat template" if option is None else "--tool-parser",
@@ -145,20 +145,20 @@ def tool_support(
         prompt = template.render([USER], tools=declarations([TOOL]))
     except OstroError as error:
         reason = "the chat template refuses tools"
-        return replace(found, declares=False, reason=reason, error=str(error))
+        return replace(support, declares=False, reason=reason, error=str(error))
     turns, refusal = written_turns(template, prompt)
-    found = replace(found, writes=bool(turns), error=refusal, reason=unread(found, refusal))
+    support = replace(support, writes=bool(turns), error=refusal, reason=unread(support, refusal))
     if not turns or form is None:
-        return found
+        return support
     reading = read_best(turns, form, tokenizer)
     if THOUGHT in reading.turn.text and settings.reasoning_parser != NONE:
-        found = replace(found, reads_reasoning=THOUGHT in reading.reasoning)
-    if found.parser is None:
-        return found
+        support = replace(support, reads_reasoning=THOUGHT in reading.reasoning)
+    if support.parser is None:
+        return support
     if not reading.fault:
-        return replace(found, reads=True, reason="")
+        return replace(support, reads=True, reason="")
     readers = tuple(readers_of(turns, parsers, tokenizer, notation))
-    return replace(found, reads=False, reason=reading.fault, error=reading.error, readers=readers)
+    return replace(support, reads=False, reason=reading.fault, error=reading.error, readers=readers)
 
 
 def unread(support: ToolSupport, refusal: str) -> str:
@@ -185,7 +185,7 @@ def written_turns(template: ChatTemplate, prompt: str) -> tuple[list[WrittenTurn
     prompt: that for an answer. There is at most one turn for each form of an id: templates may
     refuse reasoning, and a call without its result.
     """
-    found, errors, tried = list[WrittenTurn](), list[str](), 0
+    turns, errors, tried = list[WrittenTurn](), list[str](), 0
     for id in IDS:
         for thinks, ends in product((True, False), (True, False)):
             tried += 1
@@ -199,9 +199,9 @@ def written_turns(template: ChatTemplate, prompt: str) -> tuple[list[WrittenTurn
                 continue
             start = start_of_answer(prompt, whole)
             if TEXT in whole[start:]:
-                found.append(WrittenTurn(whole[:start][-PROMPT_END:], whole[start:]))
+                turns.append(WrittenTurn(whole[:start][-PROMPT_END:], whole[start:]))
                 break
-    return found, errors[0] if len(errors) == tried else ""
+    return turns, errors[0] if len(errors) == tried else ""
 
 
 def messages_of(id: str, thinks: bool, ends: bool) -> Iterator[dict[str, Any]]:

@@ -54,9 +54,7 @@ def shown(server: Running) -> str:
         (150, 9, "s7"),
     ],
 )
-def test_the_oldest_messages_go(
-    server: Running, num_ctx: int, predict: int, expected: str
-) -> None:
+def test_the_oldest_messages_go(server: Running, num_ctx: int, predict: int, expected: str) -> None:
     answer = ask(server, options={"num_ctx": num_ctx, "num_predict": predict}, stream=False)
     assert answer.status_code == 200, answer.text
     assert shown(server) == expected
