@@ -25,6 +25,7 @@ from ostro.entrypoints.api.openai.constraints import (
     constraint_of,
 )
 from ostro.entrypoints.api.openai.messages import Message, read_messages
+from ostro.entrypoints.api.openai.peer_fields import ACCEPTED, EXTENSIONS, REJECTED
 from ostro.entrypoints.api.openai.thinking import (
     Level,
     ReasoningConfig,
@@ -35,41 +36,6 @@ from ostro.entrypoints.api.openai.tools import read_choice, read_tools
 from ostro.entrypoints.operations.documents.metadata import Metadata
 from ostro.entrypoints.operations.requests.model_body import ModelBody
 
-UNSUPPORTED: Mapping[str, str] = {
-    "allowed_token_ids": "a list of allowed tokens; use logit_bias or structured_outputs",
-    "bad_words": "a list of forbidden words; use logit_bias",
-    "chat_template": "a chat template in a request; serve the model with --chat-template",
-    "ebnf": "a grammar under SGLang's name; use guided_grammar",
-    "mm_processor_kwargs": "a setting of the processor of media",
-    "truncate_prompt_tokens": "truncation of a prompt; shorten it",
-    "use_beam_search": "beam search",
-}
-"""Fields of other servers that would change the output, with their features."""
-
-EXTENSIONS = ModelBody.extensions | frozenset(
-    "top_k min_p typical_p repetition_penalty dry_multiplier dry_base dry_allowed_length "
-    "dry_penalty_last_n dry_sequence_breakers min_tokens max_total_tokens ignore_eos "
-    "stop_token_ids include_stop_str_in_output cache_salt priority speculate prompt_logprobs "
-    "chat_template_kwargs add_generation_prompt continue_final_message thinking_budget "
-    "thinking_token_budget thinking_budget_tokens processors "
-    "logits_processors response_format grammar json_schema guided_json guided_regex guided_choice "
-    "guided_grammar structured_outputs regex repeat_penalty n_predict skip_special_tokens "
-    "spaces_between_special_tokens return_tokens_as_token_ids cache_prompt id_slot "
-    "timings_per_token request_id rid think enable_thinking reasoning include_reasoning "
-    "separate_reasoning stream_reasoning add_special_tokens".split()
-)
-"""Fields that OpenAI's API lacks."""
-PEERS: Mapping[str, str] = {
-    "cache_prompt": "the prefix cache has every prompt",
-    "id_slot": "the scheduler assigns the slots",
-    "request_id": "the header x-request-id states the id of a request",
-    "return_tokens_as_token_ids": "log probabilities name tokens by their text",
-    "rid": "the header x-request-id states the id of a request",
-    "skip_special_tokens": "text has no control tokens",
-    "spaces_between_special_tokens": "text has no control tokens",
-    "timings_per_token": "usage and metrics have the times",
-}
-"""Fields of other servers that change nothing here, and why."""
 CACHE = "the prefix cache finds repeated prefixes by itself"
 NO_LIMIT = 2**31
 """A limit on generated tokens beyond all contexts, which bound it."""
@@ -95,11 +61,12 @@ class TextBody(ModelBody, kw_only=True):
 
     `logits_processors` are parameters of installed logits processors by name; `processors` is its
     older name. `repeat_penalty` and `n_predict` (llama.cpp), of which -1 is no limit, are other
-    names of `repetition_penalty` and `max_tokens`, `regex` (SGLang) one of `guided_regex`. One of
-    the constraints of the output may be present.
+    names of `repetition_penalty` and `max_tokens`, `regex` and `no_stop_trim` (SGLang) of
+    `guided_regex` and `include_stop_str_in_output`. One of the constraints of the output may be
+    present.
     """
 
-    accepted: ClassVar[Mapping[str, str]] = {**ModelBody.accepted, **PEERS}
+    accepted: ClassVar[Mapping[str, str]] = {**ModelBody.accepted, **ACCEPTED}
 
     n: int | None = None
     max_tokens: int | None = None
@@ -142,9 +109,15 @@ class TextBody(ModelBody, kw_only=True):
     repeat_penalty: float | None = None
     n_predict: Annotated[int, msgspec.Meta(ge=-1)] | None = None
     cache_prompt: bool | None = None
+    guided_decoding_backend: str | None = None
+    length_penalty: float | None = None
+    no_stop_trim: bool | None = None
     id_slot: int | None = None
     request_id: str | None = None
+    return_hidden_states: Literal[False] | None = None
+    return_token_ids: Literal[False] | None = None
     return_tokens_as_token_ids: Literal[False] | None = None
+    use_beam_search: Literal[False] | None = None
     rid: str | None = None
     skip_special_tokens: Literal[True] | None = None
     spaces_between_special_tokens: bool | None = None
@@ -181,6 +154,10 @@ class TextBody(ModelBody, kw_only=True):
                 ("repetition_penalty", self.repetition_penalty),
                 ("repeat_penalty", self.repeat_penalty),
             ),
+            "include_stop_str_in_output": agreed(
+                ("include_stop_str_in_output", self.include_stop_str_in_output),
+                ("no_stop_trim", self.no_stop_trim),
+            ),
             "stop": [self.stop] if isinstance(self.stop, str) else self.stop or (),
             "stop_token_ids": self.stop_token_ids or (),
             "logit_bias": read_bias(self.logit_bias or {}),
@@ -196,16 +173,20 @@ class ChatBody(TextBody, kw_only=True):
     `thinking_budget_tokens` (llama.cpp) are other names of `thinking_budget`. `think` (Ollama),
     `enable_thinking` and `reasoning` (OpenRouter) state how the model reasons, as
     `reasoning_effort` does. `include_reasoning` leaves the text of the reasoning out if false.
+    `documents` are those of `chat_template_kwargs`.
     """
 
     accepted: ClassVar[Mapping[str, str]] = {
         **TextBody.accepted,
         "add_special_tokens": "the chat template writes the control tokens",
+        "best_of": "each choice is drawn once",
         "echo": "the response has the generated message only",
         "keep_alive": "models stay in memory until the server stops",
+        "parse_tool_calls": "calls are apart from the text",
         "prompt_cache_key": CACHE,
         "prompt_cache_options": CACHE,
         "prompt_cache_retention": CACHE,
+        "reasoning_format": "reasoning is apart from the text",
         "safety_identifier": ModelBody.accepted["user"],
         "separate_reasoning": "reasoning is apart from the text",
         "stream_reasoning": "reasoning is streamed as it is generated",
@@ -216,7 +197,7 @@ class ChatBody(TextBody, kw_only=True):
         "service_tier": "the server has one tier, `default`",
     }
     unsupported: ClassVar[Mapping[str, str]] = {
-        **UNSUPPORTED,
+        **REJECTED,
         "audio": "audio output; use /v1/audio/speech",
         "function_call": "the predecessor of tool_choice; use tool_choice",
         "functions": "the predecessor of tools; use tools",
@@ -224,9 +205,9 @@ class ChatBody(TextBody, kw_only=True):
         "prediction": "predicted output",
         "web_search_options": "web search",
     }
-    extensions: ClassVar[frozenset[str]] = (EXTENSIONS | {"echo", "keep_alive"}) - {
-        "response_format"
-    }
+    extensions: ClassVar[frozenset[str]] = EXTENSIONS - {"response_format"} | frozenset(
+        "best_of documents echo keep_alive parse_tool_calls reasoning_format".split()
+    )
 
     messages: str | list[Message]
     logprobs: bool | None = None
@@ -257,7 +238,11 @@ class ChatBody(TextBody, kw_only=True):
     enable_thinking: bool | None = None
     reasoning: ReasoningConfig | None = None
     include_reasoning: bool | None = None
+    documents: list[dict[str, Any]] | None = None
     add_special_tokens: Literal[False] | None = None
+    best_of: Literal[1] | None = None
+    parse_tool_calls: Literal[True] | None = None
+    reasoning_format: Literal["auto", "deepseek"] | None = None
     echo: Literal[False] | None = None
     keep_alive: int | float | str | None = None
     separate_reasoning: Literal[True] | None = None
@@ -292,6 +277,7 @@ class ChatBody(TextBody, kw_only=True):
             )
         calls = read_choice(self.tool_choice)
         thinking = read_thinking(self)
+        documents = {} if self.documents is None else {"documents": self.documents}
         return ChatRequest(
             **self.text_fields(),
             messages=read_messages(self.messages),
@@ -302,7 +288,7 @@ class ChatBody(TextBody, kw_only=True):
             parallel_tool_calls=self.parallel_tool_calls,
             reasoning_effort=thinking.effort,
             thinking_budget=thinking.budget,
-            chat_template_kwargs=thinking.options,
+            chat_template_kwargs={**documents, **thinking.options},
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
         )
@@ -316,7 +302,7 @@ class CompletionBody(TextBody, kw_only=True):
     """
 
     unsupported: ClassVar[Mapping[str, str]] = {
-        **UNSUPPORTED,
+        **REJECTED,
         "metadata": "metadata of completions; use /v1/chat/completions",
         "service_tier": "a service tier of completions; use /v1/chat/completions",
         "store": "storing completions of prompts; use /v1/chat/completions",
