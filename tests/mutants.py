@@ -1409,6 +1409,42 @@ PLUGINS: Mapping[str, Mapping[str, Change]] = {
 }
 
 ENTRYPOINTS: Mapping[str, Mapping[str, Change]] = {
+    "entrypoints/operations/tasks/truncation.py": {
+        "truncation-leaves-no-room": (
+            "room = min(context // ROOM, context if max_tokens is None else max_tokens)",
+            "room = 1",
+        ),
+    },
+    "entrypoints/cli/launch/script.py": {
+        "the-script-splits-words": (
+            '" ".join(map(quote, (program.command',
+            '" ".join(map(str, (program.command',
+        ),
+    },
+    "entrypoints/open.py": {
+        "two-matching-parsers-are-a-conflict": (
+            "record.precedence == highest and record.matches(",
+            "record.matches(",
+        ),
+    },
+    "plugins/apis/ollama/conversion.py": {
+        "results-stay-without-their-call": (
+            'and rest[0].role == "tool":',
+            'and rest[0].role == "none":',
+        ),
+    },
+    "plugins/parsers/section_calls.py": {
+        "a-name-alone-is-no-call": (
+            "if marker in ends and name in self.unconstrained:",
+            "if not marker and name in self.unconstrained:",
+        ),
+    },
+    "plugins/pipelines/text/tool_support.py": {
+        "any-number-of-ends-is-one-call": (
+            "if self.names != [NAME] or self.ended != 1:",
+            "if self.names != [NAME]:",
+        ),
+    },
     "entrypoints/cli/chat/repetition.py": {
         "repetition-ends-one-token-late": (
             "count + i + 1 >= LENGTH",
