@@ -1417,8 +1417,8 @@ ENTRYPOINTS: Mapping[str, Mapping[str, Change]] = {
     },
     "entrypoints/cli/launch/script.py": {
         "the-script-splits-words": (
-            '" ".join(map(quote, (program.command',
-            '" ".join(map(str, (program.command',
+            "map(quote, (program.command",
+            "map(str, (program.command",
         ),
     },
     "entrypoints/open.py": {
