@@ -1417,7 +1417,7 @@ ENTRYPOINTS: Mapping[str, Mapping[str, Change]] = {
     },
     "entrypoints/cli/launch/script.py": {
         "the-script-splits-words": (
-            "map(quote, (program.command",
+            "map(quoted, (program.command",
             "map(str, (program.command",
         ),
     },
