@@ -1,14 +1,15 @@
 """Coding agents and chat programs against a server whose model follows a script.
 
-    python tests/peers/agents.py --template FILE [--keep FOLDER] [PROGRAM ...]
+    python tests/peers/agents.py [--template FILE] [--keep FOLDER] [--shapes FOLDER] [PROGRAM ...]
 
-`environments.py agents agents-aider agents-llm` installs the programs. Each one runs with an empty
+`environments.py` installs them: `agents`, `agents-aider` and so on. Each one runs with an empty
 home in an empty folder. The model calls a tool of the program at its first request, in the
 notation of the chat template, and answers with a text at the next one. The table says whether both
 turns were done, whether the program executed the call, and how many tokens of the second request
 begin it as the first request and its answer do: those that a prefix cache has. Its tokens are
 bytes. With --keep, each request and response is a file in the folder. These contain the prompts of
-vendors: do not commit them.
+vendors: do not commit them. With --shapes, the folder gets the shapes of the requests, with texts
+of our own, for `tests/entrypoints/api/agents`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ sys.path.append(str(Path(__file__).parent))
 
 from agents_programs import PROGRAMS, Place, Program
 from agents_server import ANSWER, MADE, Rig, scripted
+from agents_shapes import conversation, other, save
 
+JSON = Path(__file__).parents[1] / "echo/templates/json.jinja"
 PATIENCE = 180.0
 """Seconds that a program has."""
 TIMED_OUT = 124
@@ -138,11 +141,26 @@ def attempt(program: Program, rig: Rig, keep: Path) -> Outcome:
     )
 
 
+def save_shapes(file: Path, program: Program, rig: Rig) -> None:
+    """Write the shapes of what a program has sent."""
+    turns = rig.conversation(program.call)
+    if len(turns) < program.turns:
+        print(f"{program.name}: no shapes, for lack of a conversation", file=sys.stderr)
+        return
+    found = conversation(program.wire, program.call, turns)
+    size = len(turns[0].sent)
+    beside = [each for each in rig.exchanges if each not in turns and len(each.sent) < size]
+    shapes = [other(each) for each in beside]
+    found["others"] = [each for number, each in enumerate(shapes) if each not in shapes[:number]]
+    save(file, program.name, program.version, found)
+
+
 def main() -> int:
     names = list(dict.fromkeys(program.name for program in PROGRAMS))
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--template", type=Path, required=True, help="file of the chat template")
+    parser.add_argument("--template", type=Path, default=JSON, help="a chat template")
     parser.add_argument("--keep", type=Path, help="folder for what the programs sent and printed")
+    parser.add_argument("--shapes", type=Path, help="folder for the shapes of the requests")
     parser.add_argument("names", nargs="*", metavar="PROGRAM", help=f"of {', '.join(names)}")
     args = parser.parse_args()
     if unknown := set(args.names) - set(names):
@@ -157,7 +175,15 @@ def main() -> int:
             if args.names and program.name not in args.names:
                 continue
             name = f"{program.name}-{program.wire}".replace(", ", "-").replace(" ", "-")
-            outcome = attempt(program, rig, (args.keep or Path(folder)) / name)
+            try:
+                outcome = attempt(program, rig, (args.keep or Path(folder)) / name)
+            except FileNotFoundError as error:
+                print(error, file=sys.stderr)
+                done = False
+                continue
+            if args.shapes:
+                args.shapes.mkdir(parents=True, exist_ok=True)
+                save_shapes(args.shapes / f"{program.name}.json", program, rig)
             done &= outcome.done and outcome.executed
             print(outcome.row, flush=True)
     return int(not done)

@@ -8,14 +8,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agents_server import MADE, Call
+from agents_server import MADE, PROMPT
+from echo.turns import Call
 from environments import default_root
 
 MODEL = "echo"
 CONTEXT = 1 << 20
-PROMPT = "make a file"
 COMMAND = f"touch {MADE}"
 KEY = "none"
+SETTINGS = {
+    **{"temperature": 0.7, "top_k": 40, "top_p": 0.9, "min_p": 0.05, "seed": 1, "max_tokens": 900},
+    **{"num_ctx": 65536, "num_keep": 24, "repeat_penalty": 1.1, "repeat_last_n": 64},
+    **{"mirostat": 0, "mirostat_eta": 0.1, "mirostat_tau": 5, "tfs_z": 1, "think": True},
+    **{"keep_alive": "5m", "use_mmap": True, "stop": ["END"]},
+    **{"frequency_penalty": 0.1, "presence_penalty": 0.1},
+}
+"""The advanced parameters of Open WebUI, with neutral values where a server may lack one."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +40,10 @@ class Place:
     @property
     def base(self) -> str:
         return f"{self.url}/v1"
+
+    @property
+    def settings(self) -> str:
+        return json.dumps(SETTINGS)
 
     def write(self, name: str, content: Any) -> None:
         """Write a file of the home: a text, or JSON."""
@@ -149,6 +161,14 @@ def llm(place: Place) -> None:
     )
 
 
+def hermes(place: Place) -> None:
+    place.write(
+        ".hermes/config.yaml",
+        f"model:\n  default: {MODEL}\n  provider: custom\n  base_url: {place.base}\n"
+        f"  api_key: {KEY}\n  context_length: {CONTEXT}\n",
+    )
+
+
 def openai_variables(place: Place) -> Mapping[str, str]:
     return {
         "OPENAI_BASE_URL": place.base,
@@ -164,6 +184,7 @@ OPENCODE = Call("bash", {"command": COMMAND, "description": "Makes a file"})
 PI = Call("bash", {"command": COMMAND})
 CONTINUE = Call("Bash", {"command": COMMAND})
 WEBUI = str(Path(__file__).with_name("agents_webui.py"))
+LITELLM = str(Path(__file__).with_name("agents_litellm.py"))
 GPTME = ("gptme", "--non-interactive", "--no-confirm", "-m", f"local/{MODEL}")
 
 PROGRAMS = (
@@ -289,12 +310,46 @@ PROGRAMS = (
         command=("llm", "-m", MODEL, "--functions", MAKE, PROMPT),
         peer="agents-llm",
     ),
+    *(
+        Program(
+            name="open-webui",
+            version="0.12.4",
+            wire=wire,
+            call=Call("make", {"name": MADE}),
+            command=("python", WEBUI, api, "{place.url}", PROMPT, *params),
+            peer="agents-webui",
+        )
+        for wire, api, params in (
+            ("chat", "openai", ()),
+            ("chat, with settings", "openai", ("{place.settings}",)),
+            ("ollama", "ollama", ()),
+            ("ollama, with settings", "ollama", ("{place.settings}",)),
+        )
+    ),
     Program(
-        name="open-webui",
-        version="0.12.4",
+        name="hermes",
+        version="0.19.0",
         wire="chat",
-        call=Call("make", {"name": MADE}),
-        command=("python", WEBUI, "{place.base}", PROMPT),
-        peer="agents-webui",
+        call=Call("terminal", {"command": COMMAND}),
+        setup=hermes,
+        command=("hermes", "chat", "-Q", "--yolo", "-q", PROMPT),
+        peer="agents-hermes",
+    ),
+    *(
+        Program(
+            name="litellm",
+            version="1.108.7",
+            wire=wire,
+            call=Call("make", {"name": MADE}),
+            command=("python", LITELLM, f"{provider}/{MODEL}", base, PROMPT),
+            environment=lambda place: {"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+            peer="agents-litellm",
+        )
+        for wire, provider, base in (
+            ("chat", "openai", "{place.base}"),
+            ("chat, as vLLM", "hosted_vllm", "{place.base}"),
+            ("messages", "anthropic", "{place.url}"),
+            ("ollama", "ollama_chat", "{place.url}"),
+        )
     ),
 )

@@ -19,10 +19,12 @@ sys.path.append(str(Path(__file__).parents[1]))
 import echo.server
 from echo.scripted import ScriptedEngine, common, text_of
 from echo.server import Running, make_state
+from echo.turns import READERS, Call, Turn, read_turn
 
 from ostro.core.messages.requests import TokenRequest
 from ostro.entrypoints.http.app import make_app
 
+PROMPT = "make a file"
 THOUGHT = "The user wants a file."
 TITLE = "A file"
 """The answer to requests without the tool, such as those for a title."""
@@ -53,6 +55,13 @@ class Exchange:
     @property
     def ignored(self) -> str:
         return self.headers.get("x-ostro-ignored", "")
+
+    @property
+    def turn(self) -> Turn:
+        """What the client reads of the answer; nothing on routes that generate no chat."""
+        if self.status != 200 or self.path.partition("?")[0] not in READERS:
+            return Turn()
+        return read_turn(self.path, self.received.decode("utf-8", "replace"))
 
     def save(self, file: Path) -> None:
         """Write what was sent and received to a file."""
@@ -89,29 +98,6 @@ class Recorder:
             await send(message)
 
         await self.app(scope, keeping_receive, keeping_send)
-
-
-@dataclass(frozen=True)
-class Call:
-    """The call that the model writes: a tool of the program, or a text if it has none."""
-
-    tool: str = ""
-    arguments: dict[str, Any] = field(default_factory=dict)
-    text: str = ""
-
-    def written(self, template: str) -> str:
-        """The call in the notation of a template."""
-        if not self.tool:
-            return self.text
-        if "<function=" not in template:
-            call = json.dumps({"name": self.tool, "arguments": self.arguments})
-            return f"<tool_call>\n{call}\n</tool_call>"
-        values = "".join(
-            f"<parameter={name}>\n{value if isinstance(value, str) else json.dumps(value)}\n"
-            "</parameter>\n"
-            for name, value in self.arguments.items()
-        )
-        return f"<tool_call>\n<function={self.tool}>\n{values}</function>\n</tool_call>"
 
 
 @dataclass
@@ -167,6 +153,16 @@ class Rig:
             if first and len(request.tokens) > len(first[0].tokens) and MADE in text_of(request)
         ]
         return [*first[:1], *second[:1]]
+
+    def conversation(self, call: Call) -> list[Exchange]:
+        """The first exchange with the call in its answer, and the first with its result."""
+        for number, first in enumerate(self.exchanges):
+            turn = first.turn
+            if turn.name == call.tool if call.tool else turn.text.strip() == call.text.strip():
+                rest = self.exchanges[number + 1 :]
+                sent = [each for each in rest if MADE.encode() in each.sent]
+                return [first, *[each for each in sent if len(each.sent) > len(first.sent)][:1]]
+        return []
 
     def shared(self, call: Call) -> tuple[int, int] | None:
         """The tokens of the second turn that begin it as the first and its answer, and all."""

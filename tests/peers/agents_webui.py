@@ -1,11 +1,13 @@
-"""A chat with a tool in Open WebUI: python agents_webui.py BASE_URL, with the Python that has it.
+"""A chat with a tool in Open WebUI: python agents_webui.py API URL PROMPT [PARAMS].
 
-Starts Open WebUI in the working folder, registers a user and a tool that makes a file, asks for the
-file, and prints the answer.
+With the Python that has it. Starts Open WebUI in the working folder with a connection to an API,
+"openai" or "ollama", registers a user and a tool that makes a file, asks for the file with the
+advanced parameters of the page (JSON), and prints the answer.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -16,7 +18,6 @@ from typing import Any
 
 import httpx
 
-MODEL = "echo"
 PATIENCE = 150.0
 TOOL = '''
 from pathlib import Path
@@ -41,13 +42,15 @@ def free_port() -> int:
         return port
 
 
-def serve(base: str, port: int) -> subprocess.Popen[bytes]:
+def serve(api: str, url: str, port: int) -> subprocess.Popen[bytes]:
     """Start Open WebUI."""
-    home = os.environ["HOME"]
+    home, base = os.environ["HOME"], f"{url}/v1"
     settings = {
         "OPENAI_API_BASE_URL": base,
         "OPENAI_API_KEY": "none",
-        "ENABLE_OLLAMA_API": "False",
+        "ENABLE_OPENAI_API": str(api == "openai"),
+        "OLLAMA_BASE_URL": url,
+        "ENABLE_OLLAMA_API": str(api == "ollama"),
         "OFFLINE_MODE": "True",
         "ENABLE_VERSION_UPDATE_CHECK": "False",
         "DATA_DIR": home,
@@ -87,17 +90,19 @@ def sign_up(client: httpx.Client) -> None:
     post(client, "/api/v1/tools/create", id="maker", name="Maker", content=TOOL, meta={})
 
 
-def ask(client: httpx.Client, text: str) -> str:
+def ask(client: httpx.Client, text: str, params: Any) -> str:
     """The answer in a new chat."""
+    [model] = client.get("/api/models").raise_for_status().json()["data"]
     message = {"id": "question", "role": "user", "content": text, "parentId": None}
     body: dict[str, Any] = {
-        "model": MODEL,
+        "model": model["id"],
+        "params": params,
         "messages": [{"role": "user", "content": text}],
         "stream": True,
         "parent_id": None,
         "id": "answer",
         "session_id": "session",
-        "user_message": {**message, "childrenIds": [], "models": [MODEL]},
+        "user_message": {**message, "childrenIds": [], "models": [model["id"]]},
         "tool_ids": ["maker"],
         "background_tasks": {"title_generation": True, "tags_generation": True},
     }
@@ -113,14 +118,14 @@ def ask(client: httpx.Client, text: str) -> str:
 
 
 def main() -> None:
-    base, text = sys.argv[1:]
+    api, url, text, *params = sys.argv[1:]
     port = free_port()
-    process = serve(base, port)
+    process = serve(api, url, port)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
             wait_for(client, process)
             sign_up(client)
-            print(ask(client, text), flush=True)
+            print(ask(client, text, json.loads(params[0]) if params else {}), flush=True)
             time.sleep(3)  # for the title and the tags
     finally:
         process.terminate()

@@ -158,6 +158,8 @@ PEERS = (
     ),
     Peer(name="agents-aider", install=("aider-chat==0.86.2",), check="import aider"),
     Peer(name="agents-llm", install=("llm==0.36",), check="import llm"),
+    Peer(name="agents-hermes", install=("hermes-agent==0.19.0",), check="import hermes_cli"),
+    Peer(name="agents-litellm", install=("litellm==1.108.7",), check="import litellm"),
     Peer(name="agents-webui", install=("open-webui==0.12.4",), check="import open_webui"),
     # OpenAI's parser of the notation of gpt-oss, for `test_harmony.py`; npm has its vocabulary.
     Peer(
