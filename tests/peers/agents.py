@@ -164,7 +164,9 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="PROGRAM", help=f"of {', '.join(names)}")
     args = parser.parse_args()
     if unknown := set(args.names) - set(names):
-        parser.error(f"no such program: {', '.join(sorted(unknown))} (there are {names})")
+        parser.error(f"no such program: {', '.join(sorted(unknown))}; --help lists all")
+    if args.keep and args.keep.exists():
+        parser.error(f"--keep {args.keep}: the folder exists; name a new one")
     print(HEAD, flush=True)
     done = True
     with (

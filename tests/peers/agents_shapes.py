@@ -80,7 +80,7 @@ class Cleaner:
 def kind_of(tool: Any) -> str:
     """The names of the fields and the keywords of a tool, which those of its kind share."""
     function = tool.get("function", tool)
-    schema = next((function[name] for name in SCHEMAS if name in function), {})
+    schema: Any = next((function[name] for name in SCHEMAS if name in function), {})
     parts = [tool.get("type"), sorted(tool), sorted(function), sorted(schema)]
     keywords = {word for each in (schema.get("properties") or {}).values() for word in each}
     return json.dumps([*parts, "properties" in keywords, "anyOf" in keywords, "enum" in keywords])
