@@ -184,7 +184,8 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
 
     `options` are those of `make_app`, `limit` that of sequences; `send_buffer` is in bytes. `keys`
     and `admin_key` are in plain text. With a `template` the outputs of chats are parsed. `plugin`
-    is one besides the built-in ones. Unknown fields are errors, unless `strict_fields` is false.
+    is one besides the built-in ones, `engine_type` the class of the engine. Unknown fields are
+    errors, unless `strict_fields` is false.
     """
     folder = make_model(tmp_path_factory.mktemp("models") / "echo")
     ends: list[Callable[[], None]] = []
@@ -198,6 +199,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
         admin_key: str | None = None,
         template: str | None = None,
         plugin: object | None = None,
+        engine_type: type[EchoEngine] = EchoEngine,
         **options: Any,
     ) -> Running:
         up, servers, failed = threading.Event(), [], []
@@ -207,7 +209,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
             listener = listen("127.0.0.1", 0, False)
             if send_buffer:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
-            echo, plugins = EchoEngine([END_ID]), PluginManager()
+            echo, plugins = engine_type([END_ID]), PluginManager()
             plugins.load()
             if plugin is not None:
                 plugins.register(plugin, "tested")

@@ -141,6 +141,26 @@ PEERS = (
         check="import agents, cohere, instructor, langchain, ollama, pydantic_ai, schemathesis",
         npm=("openai@6.49.0", "@anthropic-ai/sdk@1.14.0", "ollama@0.6.4"),
     ),
+    # Coding agents and chat programs, for `agents.py`; aider, llm and gptme require different
+    # versions of the same packages.
+    Peer(
+        name="agents",
+        install=("gptme==0.35.1",),
+        check="import gptme",
+        npm=(
+            "@openai/codex@0.171.0",
+            "opencode-ai@1.18.33",
+            "@earendil-works/pi-coding-agent@0.74.2",
+            "@qwen-code/qwen-code@0.15.10",
+            "cline@3.0.65",
+            "@continuedev/cli@1.5.47",
+        ),
+    ),
+    Peer(name="agents-aider", install=("aider-chat==0.86.2",), check="import aider"),
+    Peer(name="agents-llm", install=("llm==0.36",), check="import llm"),
+    Peer(name="agents-hermes", install=("hermes-agent==0.19.0",), check="import hermes_cli"),
+    Peer(name="agents-litellm", install=("litellm==1.108.7",), check="import litellm"),
+    Peer(name="agents-webui", install=("open-webui==0.12.4",), check="import open_webui"),
     # OpenAI's parser of the notation of gpt-oss, for `test_harmony.py`; npm has its vocabulary.
     Peer(
         name="harmony",

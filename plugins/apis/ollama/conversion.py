@@ -136,6 +136,7 @@ def chat_messages(given: Sequence[OllamaMessage]) -> list[Message]:
     images that are not base64 and for results without a call.
     """
     messages, open_calls = list[Message](), list[ToolCall]()  # calls without a result
+    own_ids = set[str]()
     for number, source in enumerate(given):
         place = f"messages[{number}]"
         message = Message(
@@ -151,24 +152,32 @@ def chat_messages(given: Sequence[OllamaMessage]) -> list[Message]:
                 for index, call in enumerate(source.tool_calls or ())
             ],
         )
+        calls = zip(message.tool_calls, source.tool_calls or (), strict=True)
+        own_ids |= {call.id for call, given_call in calls if not given_call.id}
         open_calls += message.tool_calls
         if source.role == "tool":
-            call = take_call(open_calls, source, place)
+            call = take_call(open_calls, own_ids, source, place)
             message.name, message.tool_call_id = call.name, call.id
         messages.append(message)
     return messages
 
 
-def take_call(open_calls: list[ToolCall], message: OllamaMessage, place: str) -> ToolCall:
+def take_call(
+    open_calls: list[ToolCall], own_ids: set[str], message: OllamaMessage, place: str
+) -> ToolCall:
     """Remove and return the call that a tool message has the result of.
 
-    Raises RequestError if there is none.
+    own_ids: the ids that the client did not send. Raises RequestError if there is no call.
     """
     named = message.tool_call_id or message.tool_name
-    for call in open_calls:
-        if not named or named in (call.id, call.name):
-            open_calls.remove(call)
-            return call
+    found = [call for call in open_calls if not named or named in (call.id, call.name)]
+    # litellm sends an id of its own with the result, and none with the call.
+    if message.tool_call_id:
+        unnamed = [call for call in open_calls if call.id in own_ids]
+        found += [call for call in unnamed if (message.tool_name or call.name) == call.name]
+    if found:
+        open_calls.remove(found[0])
+        return found[0]
     wanted = f" of {named!r:.80}" if named else ""
     raise RequestError(f"{place}: no message before it has a tool call{wanted}", param=place)
 

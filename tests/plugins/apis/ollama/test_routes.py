@@ -143,6 +143,22 @@ def test_results_belong_to_their_calls() -> None:
         chat_messages([*given, OllamaMessage(role="tool", content="4", tool_name="a")])
 
 
+def test_results_name_ids_that_their_calls_lack() -> None:
+    """litellm makes an id for each call, and sends it with the result only."""
+    calls = [OllamaToolCall(function=OllamaFunction(name=name)) for name in ("a", "b", "c")]
+    given = [
+        OllamaMessage(role="assistant", tool_calls=[*calls]),
+        OllamaMessage(role="tool", content="1", tool_call_id="x", tool_name="b"),
+        OllamaMessage(role="tool", content="2", tool_call_id="y"),
+        OllamaMessage(role="tool", content="3", tool_call_id="z"),
+    ]
+    _, *results = chat_messages(given)
+    assert [result.name for result in results] == ["b", "a", "c"]
+    calls[0].id = "i"
+    with pytest.raises(RequestError, match=r"messages\[1\]: no message .* tool call of 'j'"):
+        chat_messages([given[0], OllamaMessage(role="tool", tool_call_id="j", tool_name="a")])
+
+
 def test_bad_bodies(server: Running) -> None:
     kind = {"content-type": "application/json"}
     page = {"content-type": "text/plain", "origin": "http://example.com"}
