@@ -33,7 +33,8 @@ class Peer:
     """An engine: the packages to install, those to uninstall again, and an import as a check.
 
     `npm` are packages for Node.js; without npm they are left out. A `shared` environment also has
-    the packages of this interpreter's, torch among them, where it has none of its own.
+    the packages of this interpreter's, torch among them, where it has none of its own. One that is
+    `optional` is made only if it is named.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Peer:
     environment: tuple[tuple[str, str], ...] = ()
     npm: tuple[str, ...] = ()
     shared: bool = False
+    optional: bool = False
 
 
 PEERS = (
@@ -141,8 +143,8 @@ PEERS = (
         check="import agents, cohere, instructor, langchain, ollama, pydantic_ai, schemathesis",
         npm=("openai@6.49.0", "@anthropic-ai/sdk@1.14.0", "ollama@0.6.4"),
     ),
-    # Coding agents and chat programs, for `agents.py`; aider, llm and gptme require different
-    # versions of the same packages.
+    # Coding agents and chat programs, for `agents.py`: 10 GB, most of it Open WebUI. aider, llm and
+    # gptme require different versions of the same packages.
     Peer(
         name="agents",
         install=("gptme==0.35.1",),
@@ -155,12 +157,38 @@ PEERS = (
             "cline@3.0.65",
             "@continuedev/cli@1.5.47",
         ),
+        optional=True,
     ),
-    Peer(name="agents-aider", install=("aider-chat==0.86.2",), check="import aider"),
-    Peer(name="agents-llm", install=("llm==0.36",), check="import llm"),
-    Peer(name="agents-hermes", install=("hermes-agent==0.19.0",), check="import hermes_cli"),
-    Peer(name="agents-litellm", install=("litellm==1.108.7",), check="import litellm"),
-    Peer(name="agents-webui", install=("open-webui==0.12.4",), check="import open_webui"),
+    Peer(
+        name="agents-aider",
+        install=("aider-chat==0.86.2",),
+        check="import aider",
+        optional=True,
+    ),
+    Peer(
+        name="agents-llm",
+        install=("llm==0.36",),
+        check="import llm",
+        optional=True,
+    ),
+    Peer(
+        name="agents-hermes",
+        install=("hermes-agent==0.19.0",),
+        check="import hermes_cli",
+        optional=True,
+    ),
+    Peer(
+        name="agents-litellm",
+        install=("litellm==1.108.7",),
+        check="import litellm",
+        optional=True,
+    ),
+    Peer(
+        name="agents-webui",
+        install=("open-webui==0.12.4",),
+        check="import open_webui",
+        optional=True,
+    ),
     # OpenAI's parser of the notation of gpt-oss, for `test_harmony.py`; npm has its vocabulary.
     Peer(
         name="harmony",
@@ -223,7 +251,7 @@ def main() -> int:
         parser.error(f"no such peer: {', '.join(sorted(unknown))} (there are {', '.join(names)})")
     failed = False
     for peer in PEERS:
-        if args.names and peer.name not in args.names:
+        if peer.name not in args.names and (args.names or peer.optional):
             continue
         if not answers(args.root, peer):
             try:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import TypeVar
+
+from msgspec.structs import replace
 
 from ostro.core.errors import ContextLengthExceeded, Unsupported
 from ostro.core.messages.text_requests import ChatRequest, CompletionRequest
@@ -13,6 +16,7 @@ from ostro.core.preparation import PREPARATION_EXECUTOR
 from ostro.entrypoints.operations.access.caller import ANYONE, Caller
 from ostro.entrypoints.operations.documents.files import Files
 from ostro.entrypoints.operations.models.service import ResolvedTarget, Service
+from ostro.entrypoints.operations.requests.ignored import ignore
 from ostro.entrypoints.operations.tasks.text import Generation
 from ostro.entrypoints.operations.tasks.tokens import (
     MAX_CONTEXTS,
@@ -22,6 +26,9 @@ from ostro.entrypoints.operations.tasks.tokens import (
     Tokens,
     decode,
 )
+
+EFFORT = "reasoning_effort"
+T = TypeVar("T")
 
 
 class TextOperations:
@@ -39,9 +46,8 @@ class TextOperations:
         admitted = await self.service.admit(request, "text", caller)
         template = await self.service.template(admitted)
         request = await self._with_files(request, admitted, caller)
-        answer = await admitted.pipeline.chat(
-            request, adapters=admitted.adapters, template=template
-        )
+        chat = partial(admitted.pipeline.chat, adapters=admitted.adapters, template=template)
+        answer = await with_known_effort(chat, request)
         return Generation(answer, admitted.name, admitted.pipeline)
 
     async def _with_files(
@@ -82,7 +88,9 @@ class TextOperations:
         admitted = await self.service.admit(request, "text", caller)
         template = await self.service.template(admitted)
         request = await self._with_files(request, admitted, caller)
-        return await admitted.pipeline.render(request, template=template)
+        return await with_known_effort(
+            partial(admitted.pipeline.render, template=template), request
+        )
 
     async def tokenize(
         self, request: TokenizeRequest | ChatRequest, caller: Caller = ANYONE
@@ -117,7 +125,8 @@ class TextOperations:
         request = await self._with_files(request, admitted, caller)
         limit = MAX_CONTEXTS * context
         with naming_context(context):
-            tokens = await pipeline.tokenize(request, template=template, limit=limit)
+            tokenize = partial(pipeline.tokenize, template=template, limit=limit)
+            tokens = await with_known_effort(tokenize, request)
         return Tokens(model=admitted.name, context=context, tokens=tokens, tokenizer=tokenizer)
 
     async def detokenize(self, request: DetokenizeRequest, caller: Caller = ANYONE) -> str:
@@ -130,6 +139,21 @@ class TextOperations:
         vocab = model.vocab or tokenizer.vocab_size
         work = partial(decode, tokenizer, vocab, request.tokens)
         return await PREPARATION_EXECUTOR.run(len(request.tokens), work)
+
+
+async def with_known_effort(
+    prepare: Callable[[ChatRequest], Awaitable[T]], request: ChatRequest
+) -> T:
+    """Prepare a chat. A reasoning effort that its chat template cannot honour is ignored by name.
+
+    Coding agents send one to every model.
+    """
+    try:
+        return await prepare(request)
+    except Unsupported as error:
+        if error.param != EFFORT or not ignore(EFFORT):
+            raise
+    return await prepare(replace(request, reasoning_effort=None))
 
 
 @contextmanager
