@@ -40,6 +40,10 @@ def asked(server: Running, path: str, **fields: Any) -> Any:
         ({"request_id": "a", "rid": "b"}, {}),
         ({"skip_special_tokens": True, "spaces_between_special_tokens": False}, {}),
         ({"return_tokens_as_token_ids": False, "timings_per_token": True}, {}),
+        ({"return_hidden_states": False, "return_token_ids": False}, {}),
+        ({"use_beam_search": False, "length_penalty": 1.5}, {}),
+        ({"guided_decoding_backend": "xgrammar"}, {}),
+        ({"no_stop_trim": True}, {"include_stop_str_in_output": True}),
     ],
 )
 def test_names_of_other_servers(
@@ -70,6 +74,7 @@ def test_names_of_other_servers(
         ({"separate_reasoning": True, "stream_reasoning": False}, {}),
         ({"add_special_tokens": False, "echo": False, "keep_alive": "5m"}, {}),
         ({"include_reasoning": True, "reasoning": {"exclude": False}}, {}),
+        ({"best_of": 1, "parse_tool_calls": True, "reasoning_format": "deepseek"}, {}),
     ],
 )
 def test_fields_of_chats(thinker: Running, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
@@ -101,6 +106,15 @@ def test_fields_of_chats(thinker: Running, theirs: dict[str, Any], ours: dict[st
         ({"chat_template": "a"}, "chat_template"),
         ({"ebnf": "a"}, "ebnf"),
         ({"use_beam_search": True}, "use_beam_search"),
+        ({"best_of": 2}, "best_of"),
+        ({"lora": [{"id": 0, "scale": 1.0}]}, "lora"),
+        ({"lora_path": "a"}, "lora_path"),
+        ({"n_probs": 3}, "n_probs"),
+        ({"no_stop_trim": True, "include_stop_str_in_output": False}, "include_stop_str_in_output"),
+        ({"parse_tool_calls": False}, "parse_tool_calls"),
+        ({"reasoning_format": "none"}, "reasoning_format"),
+        ({"return_hidden_states": True}, "return_hidden_states"),
+        ({"return_token_ids": True}, "return_token_ids"),
         ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
     ],
 )
