@@ -1129,8 +1129,8 @@ PLUGINS: Mapping[str, Mapping[str, Change]] = {
     },
     "plugins/parsers/lark.py": {
         "a-text-goes-on-behind-its-tag": (
-            'self.rule(f"/(?:{expression}){code(marker)}/", "[lazy]")',
-            'self.rule(f"/(?:{expression}){code(marker)}/")',
+            'self.terminal(f"(?:{expression}){code(marker)}", "[lazy]")',
+            'self.terminal(f"(?:{expression}){code(marker)}")',
         ),
     },
     "plugins/parsers/regular.py": {
@@ -1256,8 +1256,8 @@ PLUGINS: Mapping[str, Mapping[str, Change]] = {
     },
     "plugins/pipelines/text/parsing.py": {
         "formats-that-a-parser-ignores": (
-            "if free != [*tools] and kind.grammar(",
-            "if not free and kind.grammar(",
+            "if free != [*tools] and lark == kind.grammar(",
+            "if not free and lark == kind.grammar(",
         ),
         "precedence-of-parsers-is-ignored": (
             "if precedence == highest]",

@@ -7,12 +7,14 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ostro.errors import Unsupported
+from ostro.errors import RequestError, Unsupported
 from ostro.pipelines import Grammar, Regex, Tool
 from ostro.plugins.parsers.json_strings import in_json
 from ostro.plugins.parsers.regular import code, expression_of, in_slashes
 
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "additionalProperties": False}
+MAX_SIZE = 1 << 18
+"""The most characters of the expressions of all formats."""
 DEFINITIONS = ("$defs", "definitions")
 """Keywords of JSON schemas whose entries parts of the schema refer to."""
 
@@ -23,6 +25,7 @@ class Rules:
     def __init__(self, controls: Mapping[str, int]) -> None:
         self.controls = controls
         self.lines = ["TEXT: /(?s:.*)/"]
+        self.size = 0  # of the expressions of formats
         found = sorted(filter(None, controls), key=len, reverse=True)
         self._control = re.compile(f"({'|'.join(map(re.escape, found))})") if found else None
 
@@ -72,18 +75,28 @@ class Rules:
                 raise
             inner = self.rule(f"%lark {{\n{form.text}\n}}")
             return self.rule(f"{inner} {self.text(end)}")
-        head = self.rule(f"/(?:{expression}){code(marker)}/", "[lazy]")
+        head = self.terminal(f"(?:{expression}){code(marker)}", "[lazy]")
         return self.rule(f"{head} {behind}")
 
     def string_of(self, form: Regex | Grammar) -> str:
         """A rule of the JSON string of a tool's format. Raises Unsupported if it recurs."""
         try:
-            return self.rule(f'/"(?:{in_json(expression_of_format(form))})"/')
+            return self.terminal(f'"(?:{in_json(expression_of_format(form))})"')
         except Unsupported as error:
             raise Unsupported(
                 f"{error}; the notation of this model's calls writes the text in JSON, which needs "
                 "a format that is one regular expression"
             ) from None
+
+    def terminal(self, expression: str, options: str = "") -> str:
+        """A rule of one regular expression. Raises RequestError if all are too long."""
+        self.size += len(expression)
+        if self.size > MAX_SIZE:
+            raise RequestError(
+                f"the formats have more than {MAX_SIZE} characters as regular expressions",
+                param="tools",
+            )
+        return self.rule(f"/{expression}/", options)
 
     def arguments(self, tool: Tool, exact: bool) -> str:
         """A rule of the arguments of a tool as JSON; see `schema_of`."""

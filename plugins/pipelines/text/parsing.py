@@ -63,13 +63,11 @@ class OutputFormat:
         tools = rules.tools if self.calls else ()
         with ParserErrors(self.kind), format_errors(tools, rules.field):
             if answer is None or rules.choice != "auto":
-                lark = kind.grammar(tools, rules.choice, rules.parallel, controls)
-                check_formats(kind, tools, controls)
+                lark = write(kind, tools, rules, controls)
                 found = {"lark": lark, "field": rules.field}
             else:
                 try:
-                    lark = kind.grammar(tools, "auto", rules.parallel, controls, answer=True)
-                    check_formats(kind, tools, controls)
+                    lark = write(kind, tools, rules, controls, answer=True)
                     found = {**answer, "outer": lark}
                 except Unsupported:
                     if rules.field:
@@ -160,20 +158,31 @@ def output_format(
     return OutputFormat(kind=kind, calls=tools != NONE, reasons=reasons)
 
 
-def check_formats(kind: Any, tools: Sequence[Tool], controls: Mapping[str, int]) -> None:
-    """Raise Unsupported if the grammars of a notation do not depend on the formats of tools.
+def write(
+    kind: Any,
+    tools: Sequence[Tool],
+    rules: CallRules,
+    controls: Mapping[str, int],
+    *,
+    answer: bool = False,
+) -> str:
+    """The grammar of a notation; see `OutputParser.grammar`.
 
-    Parsers of other plugins may not know the field.
+    Raises Unsupported if it does not depend on the formats of tools: parsers of other plugins may
+    not know them.
     """
+    options = {"answer": True} if answer else {}
+    lark: str = kind.grammar(tools, rules.choice, rules.parallel, controls, **options)
     free = [replace(tool, format=None) for tool in tools]
-    if free != [*tools] and kind.grammar(free, "required", False, controls) == kind.grammar(
-        tools, "required", False, controls
+    if free != [*tools] and lark == kind.grammar(
+        free, rules.choice, rules.parallel, controls, **options
     ):
         raise Unsupported(
             "the notation of this model does not constrain the text of calls; use a tool without "
             "a format",
             param="tools",
         )
+    return lark
 
 
 def ends_with(prompt: str, marker: str) -> bool:

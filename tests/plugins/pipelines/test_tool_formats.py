@@ -83,3 +83,10 @@ def test_errors_name_the_format() -> None:
     gbnf = Tool("patch", PARAMETERS, format=Grammar("gbnf", 'root ::= "a"'))
     with pytest.raises(Unsupported, match="gbnf are not supported in tools; use lark"):
         grammar(HermesParser, gbnf)
+
+
+def test_the_expressions_of_all_formats_are_limited() -> None:
+    tools = [Tool(f"t{i}", PARAMETERS, format=Regex("." * 2000)) for i in range(3)]
+    assert grammar(HermesParser, tools[0])
+    with pytest.raises(RequestError, match=r"tools\[0\]\.format: the formats have more than"):
+        grammar(HermesParser, *tools)
