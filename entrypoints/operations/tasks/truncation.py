@@ -15,11 +15,13 @@ async def oldest_to_drop(
     most: int,
     error: ContextLengthExceeded,
     max_tokens: int | None,
+    max_total_tokens: int | None = None,
 ) -> int:
     """Return how many of the oldest items to drop from a conversation: as few as needed.
 
-    The answer has room for `max_tokens`, but not for more than a quarter of the context. If a
-    conversation without `most` items leaves less room, these are dropped.
+    The answer has room for `max_tokens`, but not for more than a quarter of the context, which is
+    `max_total_tokens` if that is less. If a conversation without `most` items leaves less room,
+    these are dropped.
 
     count  counts the tokens of the prompt without a number of items
     most   the most items that may be dropped
@@ -28,6 +30,8 @@ async def oldest_to_drop(
     A template may refuse a conversation without its first items: then fewer are dropped.
     """
     context = error.context or 0
+    if max_total_tokens is not None:
+        context = min(context, max_total_tokens)
     room = min(context // ROOM, context if max_tokens is None else max_tokens)
     least, fewest, shortest = 1, 0, 0
     while least <= most:

@@ -153,6 +153,7 @@ async def continue_chat(
             len(request.messages) - 1,
             error,
             request.max_tokens,
+            request.max_total_tokens,
         )
     return await operations.chat(shorter(dropped), caller)
 

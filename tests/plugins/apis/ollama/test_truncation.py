@@ -65,6 +65,24 @@ def test_the_oldest_messages_go(server: Running, num_ctx: int, predict: int, exp
     assert request.sampling.max_tokens == predict
 
 
+def test_a_chat_may_exceed_the_context_of_the_model(server: Running) -> None:
+    """Then it is this one that the error of the whole chat states."""
+    long = [{"role": ("user", "assistant")[i % 2], "content": "8" * 200} for i in range(60)]
+    for num_ctx, count in ((400, 1), (None, 14)):
+        answer = ask(
+            server,
+            messages=[*long, MESSAGES[-1]],
+            options={"num_ctx": num_ctx, "num_predict": 9},
+            stream=False,
+        )
+        assert answer.status_code == 200, answer.text
+        digits = shown(server)
+        assert digits[-1] == "7" and {*digits[:-1]} == {"8"}
+        tokens = len(server.echo.seen[-1].tokens)
+        assert (num_ctx or 4096) - 250 < tokens <= (num_ctx or 4096) - 9
+        assert len(digits) > count
+
+
 def test_streams_have_the_same_prompt(server: Running) -> None:
     with server.http.stream(
         "POST",
