@@ -81,11 +81,11 @@ def atom_in_json(atom: str, is_set: bool, any_line: bool) -> str:
 def either(escapes: list[str]) -> str:
     """An expression of several escapes: one letter, or u00 and two digits."""
     letters = "".join(f"\\{x}" if x in '"\\' else x for x in escapes if len(x) == 1)
-    found = [f"[{letters}]"] if letters else []
+    parts = [f"[{letters}]"] if letters else []
     for first in "01":
         digits = "".join(x[4] for x in escapes if len(x) == 5 and x[3] == first)
-        found += [f"u00{first}[{digits}]"] if digits else []
-    return "|".join(found)
+        parts += [f"u00{first}[{digits}]"] if digits else []
+    return "|".join(parts)
 
 
 @lru_cache(maxsize=4096)

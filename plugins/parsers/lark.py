@@ -64,13 +64,13 @@ class Rules:
         """A rule of the text of a tool's format up to a marker, and the marker.
 
         The text and the marker are one terminal where that is possible: it finds the end of a text
-        that may contain the marker's first characters. A grammar that recurs has its own terminals.
+        that may contain the marker's first characters. A recursive grammar has its own terminals.
         """
         marker = self._control.split(end)[0] if self._control else end
         behind = self.text(end.removeprefix(marker))
         try:
             expression = expression_of_format(form)
-        except Unsupported:
+        except (RequestError, Unsupported):  # llguidance states the faults of a malformed one
             if not isinstance(form, Grammar) or form.notation != "lark":
                 raise
             inner = self.rule(f"%lark {{\n{form.text}\n}}")
@@ -79,7 +79,7 @@ class Rules:
         return self.rule(f"{head} {behind}")
 
     def string_of(self, form: Regex | Grammar) -> str:
-        """A rule of the JSON string of a tool's format. Raises Unsupported if it recurs."""
+        """A rule of the JSON string of a tool's format. Raises Unsupported if it is recursive."""
         try:
             return self.terminal(f'"(?:{in_json(expression_of_format(form))})"')
         except Unsupported as error:
@@ -121,7 +121,7 @@ def quoted(text: str) -> str:
 
 
 def expression_of_format(form: Regex | Grammar) -> str:
-    """The regular expression of a tool's format. Raises Unsupported for a grammar that recurs."""
+    """The regular expression of a tool's format. Raises Unsupported for a recursive grammar."""
     if isinstance(form, Regex):
         return in_slashes(form.pattern)
     if form.notation != "lark":

@@ -1,4 +1,4 @@
-"""Regular expressions of grammars in Lark whose rules do not recur."""
+"""Regular expressions of grammars in Lark whose rules are not recursive."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ IMPORT = re.compile(
 def expression_of(grammar: str) -> str:
     """A regular expression, in the syntax of Rust, of the texts of a grammar in Lark.
 
-    Raises Unsupported for a grammar that recurs, RequestError for a malformed one.
+    Raises Unsupported for a recursive grammar, RequestError for a malformed one.
     """
     imported = dict[str, str]()
     for directive in DIRECTIVE.finditer(grammar):
@@ -92,7 +92,7 @@ class Expressions:
     def of_rule(self, name: str, depth: int) -> str:
         """The expression of a rule or terminal."""
         if name in self.open:
-            raise Unsupported(f"lark: the rule {name[:40]} recurs")
+            raise Unsupported(f"lark: the rule {name[:40]} is recursive")
         if name not in self.known:
             if name not in self.rules:
                 raise RequestError(f"lark: there is no rule {name[:40]}")

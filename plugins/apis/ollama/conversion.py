@@ -170,14 +170,14 @@ def take_call(
     own_ids: the ids that the client did not send. Raises RequestError if there is no call.
     """
     named = message.tool_call_id or message.tool_name
-    found = [call for call in open_calls if not named or named in (call.id, call.name)]
+    candidates = [call for call in open_calls if not named or named in (call.id, call.name)]
     # litellm sends an id of its own with the result, and none with the call.
     if message.tool_call_id:
         unnamed = [call for call in open_calls if call.id in own_ids]
-        found += [call for call in unnamed if (message.tool_name or call.name) == call.name]
-    if found:
-        open_calls.remove(found[0])
-        return found[0]
+        candidates += [call for call in unnamed if (message.tool_name or call.name) == call.name]
+    if candidates:
+        open_calls.remove(candidates[0])
+        return candidates[0]
     wanted = f" of {named!r:.80}" if named else ""
     raise RequestError(f"{place}: no message before it has a tool call{wanted}", param=place)
 

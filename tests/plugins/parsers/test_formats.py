@@ -113,11 +113,23 @@ def test_a_text_without_quotes_may_have_any_grammar(
         assert text in ("1", "2", "3")
 
 
+@pytest.mark.parametrize("name", RECURRING)
+def test_a_text_without_quotes_may_have_attributes(
+    parsers: Mapping[str, Parser], name: str
+) -> None:
+    """Such a grammar is none that becomes one expression."""
+    grammar = Grammar("lark", 'start: word "!"\nword[lazy]: /[a-c]+;/')
+    kind = without_reasoning(name, parsers)
+    drawing = Drawing(name, kind, True, "required", parallel=False, tools=[tool(grammar)])
+    drawing.feed(drawing.ids_of(begin(name, kind, "required")))
+    assert re.fullmatch("[a-c]+;!", drawn(name, kind, drawing, 1))
+
+
 @pytest.mark.parametrize("name", ["hermes", "mistral", "kimi_k2", "harmony", "lfm2"])
 def test_a_text_in_quotes_needs_a_grammar_that_does_not_recur(
     parsers: Mapping[str, Parser], name: str
 ) -> None:
-    with pytest.raises(Unsupported, match="the rule sum recurs"):
+    with pytest.raises(Unsupported, match="the rule sum is recursive"):
         resolve(parsers[name].parser).grammar([tool(Grammar("lark", SUMS))], "required", True)
 
 

@@ -106,7 +106,7 @@ def test_terminals_of_the_library(name: str) -> None:
 @pytest.mark.parametrize(
     ("grammar", "kind", "words"),
     [
-        ('start: a\na: "(" a ")"', Unsupported, "the rule a recurs"),
+        ('start: a\na: "(" a ")"', Unsupported, "the rule a is recursive"),
         ("start: a", RequestError, "there is no rule a"),
         ('"a"', RequestError, "'\"a\"' is in no rule"),
         ('a: "b"', RequestError, "there is no rule start"),

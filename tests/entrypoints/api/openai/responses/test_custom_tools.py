@@ -101,4 +101,6 @@ def test_a_grammar_that_recurs(server: RunningServer) -> None:
         assert re.fullmatch(r"[1(+)]+", call["input"])
     else:
         error = response.json()["error"]
-        assert error["param"] == "tools[0].format" and "the rule sum recurs" in error["message"]
+        assert (
+            error["param"] == "tools[0].format" and "the rule sum is recursive" in error["message"]
+        )
