@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from ostro.core.messages.outputs import Finish, TokenLogprobs
@@ -20,6 +19,7 @@ from ostro.core.messages.text import (
 )
 from ostro.core.store import new_id
 from ostro.core.tokenizer.detokenizer import token_name
+from ostro.entrypoints.api.openai.custom_tools import input_of
 from ostro.entrypoints.api.openai.responses.events import (
     ArgumentsDelta,
     ArgumentsDone,
@@ -42,7 +42,6 @@ from ostro.entrypoints.api.openai.responses.events import (
 from ostro.entrypoints.api.openai.responses.items import (
     AlternativeToken,
     CallItem,
-    CustomArguments,
     CustomCallItem,
     FunctionCallItem,
     MessageItem,
@@ -62,8 +61,6 @@ from ostro.entrypoints.api.openai.responses.response import (
 from ostro.entrypoints.api.openai.responses.tools import CustomTool, functions_of
 from ostro.entrypoints.api.openai.types import finite
 from ostro.entrypoints.operations.tasks.text import Generation
-
-CUSTOM_ARGUMENTS = msgspec.json.Decoder(CustomArguments)
 
 
 class OpenText:
@@ -219,7 +216,7 @@ class ResponseBuilder:
                 item.arguments = text
                 yield ArgumentsDone(**place, name=item.name, arguments=text)
             else:
-                item.input = custom_input(text)
+                item.input = input_of(text)
                 yield CustomInputDelta(**place, delta=item.input)
                 yield CustomInputDone(**place, input=item.input)
             yield OutputItemDone(output_index=index, item=item)
@@ -274,14 +271,6 @@ class ResponseBuilder:
     def alternative(self, token: int, logprob: float) -> AlternativeToken:
         piece = self.token_bytes(token)
         return AlternativeToken(token=token_name(piece), logprob=finite(logprob), bytes=list(piece))
-
-
-def custom_input(arguments: str) -> str:
-    """Return the input of a call of a custom tool; arguments of another form as they are."""
-    try:
-        return CUSTOM_ARGUMENTS.decode(arguments).input
-    except msgspec.DecodeError:
-        return arguments
 
 
 def delta_tokens(tokens: Sequence[SampledToken]) -> list[DeltaToken]:

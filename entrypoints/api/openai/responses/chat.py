@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
 from ostro.core.errors import RequestError
 from ostro.core.messages.text_requests import (
     ContentPart,
@@ -15,10 +13,10 @@ from ostro.core.messages.text_requests import (
     TextPart,
     ToolCall,
 )
+from ostro.entrypoints.api.openai.custom_tools import arguments_of
 from ostro.entrypoints.api.openai.responses.items import (
     CallItem,
     CallOutputItem,
-    CustomArguments,
     CustomCallItem,
     CustomCallOutputItem,
     FunctionCallItem,
@@ -72,7 +70,7 @@ def chat_call(item: CallItem) -> ToolCall:
     if isinstance(item, FunctionCallItem):
         arguments = item.arguments
     else:
-        arguments = msgspec.json.encode(CustomArguments(input=item.input)).decode()
+        arguments = arguments_of(item.input)
     name = joined_name(item.namespace, item.name)
     return ToolCall(id=item.call_id, name=name, arguments=arguments)
 

@@ -181,12 +181,6 @@ class CustomCallOutputItem(Tagged, kw_only=True, tag="custom_tool_call_output"):
     status: Status | UnsetType = UNSET
 
 
-class CustomArguments(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The arguments of a call of a custom tool, which the model knows as a function."""
-
-    input: str
-
-
 class ReasoningItem(Tagged, kw_only=True, tag="reasoning"):
     """Reasoning of the model. The server writes no summaries.
 

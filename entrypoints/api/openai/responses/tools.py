@@ -12,6 +12,7 @@ import msgspec
 from ostro.core.errors import OstroError, RequestError, Unsupported
 from ostro.core.messages import text_requests
 from ostro.core.pipeline import mistyped
+from ostro.entrypoints.api.openai.custom_tools import Syntax, custom_tool
 from ostro.entrypoints.api.openai.responses.items import joined_name
 from ostro.entrypoints.operations.requests.decoding import decoder_of
 from ostro.entrypoints.operations.requests.ignored import ignore
@@ -103,7 +104,7 @@ class GrammarInput(
 ):
     """The input of a custom tool follows a grammar in Lark, or a regular expression of Rust."""
 
-    syntax: Literal["lark", "regex"]
+    syntax: Syntax
     definition: str
 
 
@@ -245,36 +246,14 @@ def chat_tool(function: Function) -> text_requests.Tool:
     """Return the tool of a chat. Raises RequestError for parameters that are no object."""
     tool = function.tool
     if isinstance(tool, CustomTool):
-        return custom_tool(function, tool)
+        match tool.format:
+            case GrammarInput(syntax=syntax, definition=grammar):
+                return custom_tool(function.name, function.description, syntax, grammar)
+        return custom_tool(function.name, function.description)
     parameters = dict[str, Any]()
     if tool.parameters != NO_SCHEMA:
         parameters = schema_object(tool.parameters, f"{function.place}.parameters")
     return text_requests.Tool(function.name, parameters, bool(tool.strict), function.description)
-
-
-def custom_tool(function: Function, tool: CustomTool) -> text_requests.Tool:
-    """Return the function of one text that a model knows a custom tool as.
-
-    Its parameters are those of `CustomArguments`. The model reads what the text has to follow.
-    """
-    text = {"type": "string"}
-    form: text_requests.Regex | text_requests.Grammar | None = None
-    match tool.format:
-        case GrammarInput(syntax="regex", definition=pattern):
-            text["description"] = f"A text that matches the regular expression {pattern}"
-            form = text_requests.Regex(pattern)
-        case GrammarInput(definition=grammar):
-            text["description"] = f"A text of this grammar in Lark:\n{grammar}"
-            form = text_requests.Grammar("lark", grammar)
-    parameters = {
-        "type": "object",
-        "properties": {"input": text},
-        "required": ["input"],
-        "additionalProperties": False,
-    }
-    return text_requests.Tool(
-        function.name, parameters, description=function.description, format=form
-    )
 
 
 def chosen_name(choice: NamedChoice) -> str:
