@@ -277,6 +277,20 @@ async def response_tools_stream(client: Any) -> None:
     assert done.name == "get_weather" and json.loads(done.arguments) == {"city": "Paris"}
 
 
+async def response_shell(client: Any) -> None:
+    tool = {"type": "local_shell"}
+    made = await wait(
+        client.responses.create(input="a", tools=[tool], tool_choice="required", **RESPONSE)
+    )
+    call = made.output[0]
+    assert call.type == "local_shell_call" and call.action.type == "exec"
+    output = {"type": "local_shell_call_output", "id": call.call_id, "output": "b"}
+    made = await wait(
+        client.responses.create(input=[output], previous_response_id=made.id, **RESPONSE)
+    )
+    assert made.output_text
+
+
 async def response_parse(client: Any) -> None:
     made = await wait(client.responses.parse(input=SENTENCE, text_format=Person, **RESPONSE))
     assert made.output_parsed == Person(name="Anna", age=34)
@@ -452,7 +466,7 @@ FEATURES = [
     Feature(RESPONSES, "create, previous_response_id", response_previous),
     Feature(RESPONSES, "create, background", response_background, response_background_stream),
     Feature(RESPONSES, "beta.responses.create", response_beta, response_beta_stream),
-    response_without("tools", [{"type": "local_shell"}], "local_shell"),
+    Feature(RESPONSES, "create, local_shell", response_shell),
     response_without("prompt", {"id": "pmpt_1"}),
     response_without("context_management", [{"type": "compaction"}]),
     Feature(f"GET {ONE}", "retrieve, starting_after", response_retrieve, response_resume),

@@ -20,6 +20,7 @@ from ostro.core.messages.text import (
 from ostro.core.store import new_id
 from ostro.core.tokenizer.detokenizer import token_name
 from ostro.entrypoints.api.openai.custom_tools import input_of
+from ostro.entrypoints.api.openai.responses.client_items import ClientCall, new_client_call
 from ostro.entrypoints.api.openai.responses.events import (
     ArgumentsDelta,
     ArgumentsDone,
@@ -40,25 +41,28 @@ from ostro.entrypoints.api.openai.responses.events import (
     TokenLogprob,
 )
 from ostro.entrypoints.api.openai.responses.items import (
-    AlternativeToken,
     CallItem,
     CustomCallItem,
     FunctionCallItem,
     MessageItem,
     OutputItem,
-    OutputText,
     ReasoningItem,
+    carried,
+)
+from ostro.entrypoints.api.openai.responses.parts import (
+    AlternativeToken,
+    OutputText,
     ReasoningText,
     SampledToken,
     Status,
-    carried,
 )
 from ostro.entrypoints.api.openai.responses.response import (
     IncompleteDetails,
     Response,
     usage_of,
 )
-from ostro.entrypoints.api.openai.responses.tools import CustomTool, functions_of
+from ostro.entrypoints.api.openai.responses.tool_types import ClientTool, CustomTool
+from ostro.entrypoints.api.openai.responses.tools import Function
 from ostro.entrypoints.api.openai.types import finite
 from ostro.entrypoints.operations.tasks.text import Generation
 
@@ -81,21 +85,22 @@ class ResponseBuilder:
     """Adds the events of a generation to a response, and makes the response's events.
 
     At most one message or reasoning is open; calls stay open until the end, since their
-    arguments may alternate. `logprobs`: whether texts have log probabilities. `carries_reasoning`:
-    whether reasoning has `encrypted_content`.
+    arguments may alternate. `functions`: those that the model can call. `logprobs`: whether texts
+    have log probabilities. `carries_reasoning`: whether reasoning has `encrypted_content`.
     """
 
     def __init__(
         self,
         response: Response,
         token_bytes: Callable[[int], bytes],
+        functions: Sequence[Function],
         *,
         logprobs: bool = False,
         carries_reasoning: bool = False,
     ) -> None:
         self.response, self.token_bytes = response, token_bytes
         self.logprobs, self.carries_reasoning = logprobs, carries_reasoning
-        self.functions = {each.name: each for each in functions_of(response.tools)}
+        self.functions = {each.name: each for each in functions}
         self.open: OpenText | None = None
         self.calls: dict[int, tuple[int, CallItem, list[str]]] = {}
         self.finish: Finish | None = None
@@ -145,6 +150,8 @@ class ResponseBuilder:
         function = self.functions.get(event.name)
         fields: dict[str, Any] = {"call_id": event.id, "name": event.name, "status": "in_progress"}
         if function is not None:
+            if isinstance(function.tool, ClientTool):
+                return new_client_call(function.tool, event.id)
             fields["name"] = function.tool.name
             if function.namespace is not None:
                 fields["namespace"] = function.namespace.name
@@ -215,6 +222,8 @@ class ResponseBuilder:
             if isinstance(item, FunctionCallItem):
                 item.arguments = text
                 yield ArgumentsDone(**place, name=item.name, arguments=text)
+            elif isinstance(item, ClientCall):
+                item.end(text, status)
             else:
                 item.input = input_of(text)
                 yield CustomInputDelta(**place, delta=item.input)

@@ -14,6 +14,11 @@ from ostro.core.messages.text_requests import (
     ToolCall,
 )
 from ostro.entrypoints.api.openai.custom_tools import arguments_of
+from ostro.entrypoints.api.openai.responses.client_items import (
+    ClientCall,
+    ClientCallOutput,
+    joined_name,
+)
 from ostro.entrypoints.api.openai.responses.items import (
     CallItem,
     CallOutputItem,
@@ -21,18 +26,19 @@ from ostro.entrypoints.api.openai.responses.items import (
     CustomCallOutputItem,
     FunctionCallItem,
     FunctionCallOutputItem,
+    Item,
+    MessageItem,
+    ReasoningItem,
+    carried_reasoning,
+    tag_of,
+)
+from ostro.entrypoints.api.openai.responses.parts import (
     InputFile,
     InputImage,
     InputText,
-    Item,
-    MessageItem,
     OutputRefusal,
     OutputText,
     Part,
-    ReasoningItem,
-    carried_reasoning,
-    joined_name,
-    tag_of,
 )
 
 
@@ -54,7 +60,7 @@ def chat_messages(instructions: str | None, items: Sequence[Item]) -> list[Messa
             case ReasoningItem() if text := reasoning_text(item):  # not of an encrypted one
                 answer = open_answer(messages, "reasoning", "content", "tool_calls")
                 answer.reasoning = text
-            case FunctionCallItem() | CustomCallItem():
+            case FunctionCallItem() | CustomCallItem() | ClientCall():
                 answer = open_answer(messages)
                 if not answer.tool_calls:
                     answer.tool_calls = calls = []
@@ -62,11 +68,15 @@ def chat_messages(instructions: str | None, items: Sequence[Item]) -> list[Messa
             case FunctionCallOutputItem() | CustomCallOutputItem():
                 content = content_of(item.output)
                 messages.append(Message(role="tool", tool_call_id=item.call_id, content=content))
+            case ClientCallOutput():
+                messages.append(Message(role="tool", tool_call_id=item.call_id, content=item.text))
     return messages
 
 
 def chat_call(item: CallItem) -> ToolCall:
     """Return a call as the model has written it."""
+    if isinstance(item, ClientCall):
+        return ToolCall(id=item.call_id, name=item.tool, arguments=item.arguments_text)
     if isinstance(item, FunctionCallItem):
         arguments = item.arguments
     else:

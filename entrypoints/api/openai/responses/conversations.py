@@ -135,6 +135,13 @@ class Conversations:
             await self.get(response.conversation.id, caller)
             await self.put(response.conversation.id, [*items, *response.output], caller)
 
+    async def remove_turn(self, response: Response, items: Sequence[Item], caller: Caller) -> None:
+        """Remove what `add_turn` has added."""
+        if response.conversation is not None:
+            for item in [*items, *response.output]:
+                kind = item_kind(response.conversation.id)
+                await self.state.delete(caller.name, kind, id_of(item)[-DIGITS:])
+
     async def require_room(self, documents: int, items: Sequence[Item], caller: Caller) -> None:
         """Raise an error if the caller may not store documents and items besides."""
         await self.state.require_room_for(caller.name, documents + len(items), items)

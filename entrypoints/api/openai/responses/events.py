@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from ostro.entrypoints.api.openai.responses.items import OutputItem, OutputText, ReasoningText
+from ostro.entrypoints.api.openai.responses.items import OutputItem
+from ostro.entrypoints.api.openai.responses.parts import OutputText, ReasoningText
 from ostro.entrypoints.api.openai.responses.response import Response
 
 

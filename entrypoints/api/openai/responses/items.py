@@ -9,7 +9,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -18,10 +18,32 @@ from msgspec.structs import replace
 from ostro.core.errors import RequestError, Unsupported
 from ostro.core.pipeline import mistyped
 from ostro.core.store import new_id
+from ostro.entrypoints.api.openai.responses.client_items import (
+    ApplyPatchCallItem,
+    ApplyPatchCallOutputItem,
+    ClientCallItem,
+    ClientCallOutputItem,
+    LocalShellCallItem,
+    LocalShellCallOutputItem,
+    ShellCallItem,
+    ShellCallOutputItem,
+    ToolSearchCallItem,
+    ToolSearchOutputItem,
+)
+from ostro.entrypoints.api.openai.responses.parts import (
+    InputPart,
+    InputText,
+    OutputRefusal,
+    OutputText,
+    Part,
+    ReasoningText,
+    Status,
+    SummaryText,
+    Tagged,
+)
 from ostro.entrypoints.operations.requests.ignored import ignore
 from ostro.entrypoints.operations.requests.known_fields import known_fields
 
-Status = Literal["in_progress", "completed", "incomplete"]
 Includable = Literal[
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
@@ -45,90 +67,6 @@ DIGITS = 32
 GROUP = 19
 """Digits at the end of an id besides those of the time."""
 V = TypeVar("V")
-
-
-class Tagged(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type"):
-    """A struct whose field `type` names its class."""
-
-
-class CacheBreakpoint(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The end of a prefix to cache. The prefix cache keeps all prefixes."""
-
-    mode: Literal["explicit"]
-    ttl: Literal["30m", "12h"] | UnsetType = UNSET
-
-
-class InputText(Tagged, kw_only=True, tag="input_text"):
-    """A text of the input."""
-
-    text: str
-    prompt_cache_breakpoint: CacheBreakpoint | UnsetType = UNSET
-
-
-class InputImage(Tagged, kw_only=True, tag="input_image"):
-    """An image of the input: a URL or data URL, or the id of a stored file."""
-
-    detail: Literal["auto", "low", "high", "original"] = "auto"
-    image_url: str | UnsetType = UNSET
-    file_id: str | UnsetType = UNSET
-    prompt_cache_breakpoint: CacheBreakpoint | UnsetType = UNSET
-
-
-class InputFile(Tagged, kw_only=True, tag="input_file"):
-    """A file of the input: a data URL, or the id of a stored file."""
-
-    unsupported: ClassVar[Mapping[str, str]] = {
-        "file_url": "a file by its address; use file_data or file_id"
-    }
-
-    file_data: str | UnsetType = UNSET
-    file_id: str | UnsetType = UNSET
-    filename: str | UnsetType = UNSET
-    prompt_cache_breakpoint: CacheBreakpoint | UnsetType = UNSET
-
-
-class AlternativeToken(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A token that the model considered; `bytes` are those of its text in UTF-8."""
-
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class SampledToken(AlternativeToken, kw_only=True):
-    """A token of an output, and the most probable ones at its position."""
-
-    top_logprobs: list[AlternativeToken]
-
-
-class OutputText(Tagged, kw_only=True, tag="output_text"):
-    """A text of an output message. The server makes no annotations."""
-
-    text: str
-    annotations: list[dict[str, Any]] = []
-    logprobs: list[SampledToken] | UnsetType = UNSET
-
-
-class OutputRefusal(Tagged, kw_only=True, tag="refusal"):
-    """A refusal of an earlier answer."""
-
-    refusal: str
-
-
-class SummaryText(Tagged, kw_only=True, tag="summary_text"):
-    """A part of a summary of reasoning."""
-
-    text: str
-
-
-class ReasoningText(Tagged, kw_only=True, tag="reasoning_text"):
-    """A text of reasoning."""
-
-    text: str
-
-
-InputPart = InputText | InputImage | InputFile
-Part = InputText | InputImage | InputFile | OutputText | OutputRefusal
 
 
 class MessageItem(Tagged, kw_only=True, tag="message"):
@@ -219,35 +157,29 @@ class ItemReference(Tagged, kw_only=True, tag="item_reference"):
     id: str
 
 
-CallItem = FunctionCallItem | CustomCallItem
-CallOutputItem = FunctionCallOutputItem | CustomCallOutputItem
-Item = (
-    MessageItem
-    | FunctionCallItem
-    | FunctionCallOutputItem
-    | CustomCallItem
-    | CustomCallOutputItem
-    | ReasoningItem
-)
-OutputItem = MessageItem | FunctionCallItem | CustomCallItem | ReasoningItem
+CallItem = FunctionCallItem | CustomCallItem | ClientCallItem
+CallOutputItem = FunctionCallOutputItem | CustomCallOutputItem | ClientCallOutputItem
+Item = MessageItem | ReasoningItem | CallItem | CallOutputItem
+OutputItem = MessageItem | ReasoningItem | CallItem
 PREFIXES: Mapping[type, str] = {
     MessageItem: "msg_",
     FunctionCallItem: "fc_",
     FunctionCallOutputItem: "fco_",
     CustomCallItem: "ctc_",
     CustomCallOutputItem: "ctco_",
+    LocalShellCallItem: "lsh_",
+    LocalShellCallOutputItem: "lsho_",
+    ShellCallItem: "sh_",
+    ShellCallOutputItem: "sho_",
+    ApplyPatchCallItem: "apc_",
+    ApplyPatchCallOutputItem: "apco_",
+    ToolSearchCallItem: "tsc_",
+    ToolSearchOutputItem: "tso_",
     ReasoningItem: "rs_",
 }
 """Prefixes of the ids of items."""
 
-KINDS = (
-    "message",
-    "function_call",
-    "function_call_output",
-    "custom_tool_call",
-    "custom_tool_call_output",
-    "reasoning",
-)
+KINDS: Sequence[str] = [str(kind.__struct_config__.tag) for kind in get_args(Item)]
 """Types of items that a conversation may contain."""
 INPUT_KINDS = (*KINDS, "item_reference")
 """Types of items that the input of a response may contain."""
@@ -325,9 +257,9 @@ def read_item(given: msgspec.Raw, where: str, kinds: Sequence[str]) -> Item | It
         raise mistyped(error, where) from None
     if isinstance(found, dict):
         kind = found.setdefault("type", "message" if "role" in found else "item_reference")
-        if kind not in kinds:
-            if is_hosted(found) and ignore(f"items of the type {kind}"):
-                return None
+        if is_hosted(found) and ignore(f"items of the type {kind}"):
+            return None
+        if kind not in kinds or is_hosted(found):
             raise Unsupported(
                 f"{where}: items of type {kind!r:.80} are not supported; expected "
                 f"{', '.join(kinds)}",
@@ -348,11 +280,6 @@ def is_hosted(item: Mapping[str, Any]) -> bool:
     return isinstance(kind, str) and kind in HOSTED_KINDS and item.get("execution") != "client"
 
 
-def joined_name(namespace: str | UnsetType | None, name: str) -> str:
-    """Return the name by which the model knows a function."""
-    return f"{namespace}__{name}" if namespace else name
-
-
 def without_nulls(given: V) -> V:
     """Return JSON without the fields that are null."""
     if isinstance(given, dict):
@@ -366,7 +293,8 @@ def without_nulls(given: V) -> V:
 def stored_items(items: Iterable[Item], param: str) -> list[Item]:
     """Return items as they are stored: complete, with ids of one group and content in parts.
 
-    Raises RequestError for a content that does not fit the role of its message.
+    Raises RequestError for a content that does not fit the role of its message, and for an output
+    without the id of its call.
     """
     group = group_of(new_id(""))
     return [stored_item(item, f"{param}[{i}]", group) for i, item in enumerate(items)]
@@ -379,9 +307,17 @@ def group_of(id: str) -> str:
 
 def stored_item(item: Item, where: str, group: str) -> Item:
     id = new_id(PREFIXES[type(item)])[:-GROUP] + group
+    match item:
+        case ReasoningItem():
+            return replace(item, id=id, status=UNSET)
+        case ApplyPatchCallOutputItem():  # its status says whether the file was changed
+            return replace(item, id=id)
+        case LocalShellCallOutputItem():
+            call_id = item.call_id or item.id
+            if not call_id:
+                raise RequestError(f"{where}: call_id is missing", param=f"{where}.call_id")
+            return replace(item, id=id, call_id=call_id, status="completed")
     found: Item = replace(item, id=id, status="completed")
-    if isinstance(found, ReasoningItem):
-        found.status = UNSET
     if not isinstance(found, MessageItem):
         return found
     parts: list[Part] = found.content if isinstance(found.content, list) else []

@@ -28,17 +28,20 @@ from ostro.entrypoints.api.openai.responses.items import (
     ItemReference,
     read_items,
 )
-from ostro.entrypoints.api.openai.responses.tools import (
+from ostro.entrypoints.api.openai.responses.tool_types import (
     AllowedTools,
+    ClientToolChoice,
     FunctionTool,
     NamedChoice,
     RawSchema,
     ResponseTool,
     ToolChoice,
+)
+from ostro.entrypoints.api.openai.responses.tools import (
     chat_tool,
     check_choice,
     chosen_name,
-    functions_of,
+    offered_functions,
     read_tools,
     schema_object,
 )
@@ -282,12 +285,12 @@ def check_output(request: ResponseRequest) -> None:
 
 async def chat_request(request: InputTokensRequest, items: Sequence[Item]) -> ChatRequest:
     """Return the chat request that continues items. Raises RequestError."""
-    size = sum(map(len, schemas_of(request))) + ITEM_BYTES * sum(map(parts_of, items))
+    size = sum(map(len, schemas_of(request, items))) + ITEM_BYTES * sum(map(parts_of, items))
     return await json_aside(size, lambda: new_chat(request, items))
 
 
 def new_chat(request: InputTokensRequest, items: Sequence[Item]) -> ChatRequest:
-    tools = [*map(chat_tool, functions_of(request.tools))]
+    tools = [*map(chat_tool, offered_functions(request.tools, items))]
     chat = ChatRequest(
         model=request.model,
         adapter=request.adapter,
@@ -299,7 +302,7 @@ def new_chat(request: InputTokensRequest, items: Sequence[Item]) -> ChatRequest:
         constraint=None if request.text is None else request.text.format.constraint,
     )
     match request.tool_choice:
-        case NamedChoice() as named:
+        case NamedChoice() | ClientToolChoice() as named:
             chat.tool_choice, chat.allowed_tools = "required", [chosen_name(named)]
         case AllowedTools(tools=[]) if tools:
             raise RequestError(f"tool_choice: expected {CHOICES}", param="tool_choice")
@@ -321,9 +324,9 @@ def parts_of(item: Item) -> int:
     return 1 + sum(len(parts) for parts in lists if isinstance(parts, list))
 
 
-def schemas_of(request: InputTokensRequest) -> list[memoryview]:
-    """Return the JSON schemas of a request."""
-    given = (function.tool for function in functions_of(request.tools))
+def schemas_of(request: InputTokensRequest, items: Sequence[Item]) -> list[memoryview]:
+    """Return the JSON schemas of a request and of the tools in its items."""
+    given = (function.tool for function in offered_functions(request.tools, items))
     schemas = [tool.parameters for tool in given if isinstance(tool, FunctionTool)]
     if request.text is not None and request.text.format.schema is not UNSET:
         schemas.append(request.text.format.schema)

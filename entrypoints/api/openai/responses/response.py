@@ -21,7 +21,7 @@ from ostro.entrypoints.api.openai.responses.request import (
     ResponseRequest,
     TextOptions,
 )
-from ostro.entrypoints.api.openai.responses.tools import ResponseTool, ToolChoice
+from ostro.entrypoints.api.openai.responses.tool_types import ResponseTool, ToolChoice
 from ostro.entrypoints.operations.access.quotas import RateLimited
 
 PREFIX = "resp_"

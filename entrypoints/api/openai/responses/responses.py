@@ -52,7 +52,11 @@ from ostro.entrypoints.api.openai.responses.response import (
     new_response,
 )
 from ostro.entrypoints.api.openai.responses.store import JOB_KIND, ResponseStore
-from ostro.entrypoints.api.openai.responses.tools import with_own_place
+from ostro.entrypoints.api.openai.responses.tools import (
+    Function,
+    offered_functions,
+    with_own_place,
+)
 from ostro.entrypoints.api.openai.responses.watch import ResponseWatch
 from ostro.entrypoints.operations.access.caller import ANYONE, Caller
 from ostro.entrypoints.operations.access.quotas import RateLimited, RequestTooLarge
@@ -90,9 +94,11 @@ class Responses:
         if store:  # a store that does not work is known now
             await self.state.require_room_for(caller.name, 2, items)
         before = await self.before(request, len(items), caller)
-        generation = await self.generate(request, [*before, *items], caller)
+        whole = [*before, *items]
+        generation = await self.generate(request, whole, caller)
         response = new_response(request, generation.model, store)
-        return ResponseRun(self, request, caller, items, response, generation)
+        functions = offered_functions(request.tools, whole)
+        return ResponseRun(self, request, caller, items, functions, response, generation)
 
     async def create(self, request: ResponseRequest, caller: Caller = ANYONE) -> Response:
         """Generate a response, or store it to be generated in the background.
@@ -228,7 +234,8 @@ class Responses:
         try:
             return await self.operations.chat(wanted, caller)
         except (RequestError, Unsupported, DocumentNotFound) as error:
-            raise with_own_field(with_own_place(error, request.tools)) from None
+            functions = offered_functions(request.tools, items)
+            raise with_own_field(with_own_place(error, functions)) from None
 
     async def count_items(
         self, request: ResponseRequest, items: Sequence[Item], caller: Caller
@@ -314,12 +321,13 @@ class Responses:
     async def count(self, request: InputTokensRequest, caller: Caller = ANYONE) -> int:
         """Return the number of tokens of an input, with what it continues."""
         items = await self.read_items(request, caller)
-        before = await self.before(request, len(items), caller)
-        wanted = await self.chat_request(request, [*before, *items])
+        items = [*await self.before(request, len(items), caller), *items]
+        wanted = await self.chat_request(request, items)
         try:
             return await self.operations.count(wanted, caller)
         except (RequestError, Unsupported, DocumentNotFound) as error:
-            raise with_own_field(with_own_place(error, request.tools)) from None
+            functions = offered_functions(request.tools, items)
+            raise with_own_field(with_own_place(error, functions)) from None
 
 
 @contextmanager
@@ -359,12 +367,16 @@ async def newest(
 
 @dataclass
 class ResponseRun:
-    """A response that is generated. `log` has its newest events, `count` is that of all."""
+    """A response that is generated. `log` has its newest events, `count` is that of all.
+
+    items: the input, without what it continues. functions: those that the model can call.
+    """
 
     responses: Responses
     request: ResponseRequest
     caller: Caller
     items: list[Item]
+    functions: Sequence[Function]
     response: Response
     generation: Generation
     log: list[ResponseEvent] = field(default_factory=list)
@@ -375,6 +387,7 @@ class ResponseRun:
         self.builder = ResponseBuilder(
             self.response,
             self.generation.token_bytes,
+            self.functions,
             logprobs=self.request.wants_logprobs,
             carries_reasoning=self.request.wants_encrypted,
         )

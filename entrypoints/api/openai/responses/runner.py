@@ -20,6 +20,7 @@ from ostro.entrypoints.api.openai.responses.response import (
 )
 from ostro.entrypoints.api.openai.responses.responses import ResponseRun, Responses
 from ostro.entrypoints.api.openai.responses.store import INPUT_KIND, JOB_KIND, KIND
+from ostro.entrypoints.api.openai.responses.tools import offered_functions
 from ostro.entrypoints.operations.access.caller import Caller
 from ostro.entrypoints.operations.access.quotas import RateLimited
 from ostro.entrypoints.operations.documents.jobs import (
@@ -176,12 +177,14 @@ class BackgroundRun:
         assert request is not None, "a response that has not ended has its request"
         try:
             before = await responses.before(request, len(given.items), caller)
-            generation = await responses.generate(request, [*before, *given.items], caller)
+            items = [*before, *given.items]
+            generation = await responses.generate(request, items, caller)
         except DocumentNotFound as error:  # of what it continues, or of a file
             await self.finish(failed(await self.stored(), error))
             return
         response = await self.stored()
-        run = ResponseRun(responses, request, caller, given.items, response, generation)
+        functions = offered_functions(request.tools, items)
+        run = ResponseRun(responses, request, caller, given.items, functions, response, generation)
         stored_at = time.monotonic()
         try:
             async with aclosing(run.numbered()) as events:
@@ -197,9 +200,22 @@ class BackgroundRun:
         except OstroError as error:
             run.response = failed(run.response, error)
         await self.store_events(run)
-        done = await self.finish(run.response)
+        await self.end(run)
+
+    async def end(self, run: ResponseRun) -> None:
+        """Store the end of the response. Who reads it finds the turn in its conversation.
+
+        The turn of a response that was cancelled or deleted meanwhile is removed again.
+        """
+        responses, done = self.runner.responses, run.response
         await responses.store.add_places(self.owner, self.id, done.output)
-        await responses.conversations.add_turn(done, given.items, caller)
+        stored: Response | None = None
+        try:
+            await responses.conversations.add_turn(done, run.items, run.caller)
+            stored = await self.finish(done)
+        finally:
+            if stored is None or stored.status != done.status:
+                await responses.conversations.remove_turn(done, run.items, run.caller)
 
     async def store_events(self, run: ResponseRun) -> None:
         """Store the events since the last call, if the client wants a stream."""

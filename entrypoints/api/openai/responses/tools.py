@@ -5,15 +5,30 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, get_args
 
 import msgspec
 
 from ostro.core.errors import OstroError, RequestError, Unsupported
 from ostro.core.messages import text_requests
 from ostro.core.pipeline import mistyped
-from ostro.entrypoints.api.openai.custom_tools import Syntax, custom_tool
-from ostro.entrypoints.api.openai.responses.items import joined_name
+from ostro.entrypoints.api.openai.custom_tools import custom_tool
+from ostro.entrypoints.api.openai.responses.client_items import ToolSearchOutputItem, joined_name
+from ostro.entrypoints.api.openai.responses.client_tools import client_tool, search_tool
+from ostro.entrypoints.api.openai.responses.items import Item
+from ostro.entrypoints.api.openai.responses.tool_types import (
+    NO_SCHEMA,
+    CallableTool,
+    ClientTool,
+    ClientToolChoice,
+    CustomTool,
+    FunctionTool,
+    GrammarInput,
+    NamedChoice,
+    NamespaceTool,
+    ResponseTool,
+    ToolSearchTool,
+)
 from ostro.entrypoints.operations.requests.decoding import decoder_of
 from ostro.entrypoints.operations.requests.ignored import ignore
 from ostro.entrypoints.operations.requests.known_fields import known_fields
@@ -34,98 +49,14 @@ HOSTED = frozenset(
     )
 )
 """Types of tools that OpenAI's servers have, without the dates of their versions."""
+CONTAINERS = ("container_auto", "container_reference")
+"""Types of the environments of a shell that OpenAI's servers run."""
 VERSION = re.compile(r"_\d{4}_\d{2}_\d{2}$")
 """The date at the end of a type."""
 PLACE = re.compile(r"tools\[(\d+)\]")
 """The place of a tool at the beginning of an error, or of its parameter."""
-RawSchema = Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "object"})]
-"""A JSON schema. It is kept as text: as objects it can take twenty times the memory."""
-OptionalRawSchema = Annotated[
-    msgspec.Raw, msgspec.Meta(extra_json_schema={"type": ["object", "null"], "default": None})
-]
-NO_SCHEMA = msgspec.Raw(b"null")
 E = TypeVar("E", bound=OstroError)
 R = TypeVar("R", bound=msgspec.Struct)
-
-
-class NamedChoice(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The tool that the model must call, or one that it may.
-
-    A tool of a namespace is named with the field `namespace`, or as the model knows it.
-    """
-
-    name: str
-    namespace: str | None = None
-
-
-class FunctionChoice(NamedChoice, kw_only=True, tag_field="type", tag="function"):
-    """A function that the model must or may call."""
-
-
-class CustomChoice(NamedChoice, kw_only=True, tag_field="type", tag="custom"):
-    """A custom tool that the model must or may call."""
-
-
-class AllowedTools(
-    msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="allowed_tools"
-):
-    """The tools that the model may (`auto`) or must (`required`) call."""
-
-    mode: Literal["auto", "required"]
-    tools: list[FunctionChoice | CustomChoice]
-
-
-ToolChoice = Literal["auto", "none", "required"] | FunctionChoice | CustomChoice | AllowedTools
-"""Whether the model calls tools."""
-
-
-class FunctionTool(
-    msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="function"
-):
-    """A function that the model may call; `parameters` is a JSON schema.
-
-    The arguments of calls of `strict` functions follow it.
-    """
-
-    name: str
-    description: str | None = None
-    parameters: OptionalRawSchema = msgspec.field(default_factory=lambda: NO_SCHEMA)
-    strict: bool | None = None
-
-
-class AnyInput(
-    msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="text"
-):
-    """The input of a custom tool may be any text."""
-
-
-class GrammarInput(
-    msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="grammar"
-):
-    """The input of a custom tool follows a grammar in Lark, or a regular expression of Rust."""
-
-    syntax: Syntax
-    definition: str
-
-
-class CustomTool(
-    msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="custom"
-):
-    """A tool whose input is a text. The model knows it as a function with that one argument."""
-
-    name: str
-    description: str | None = None
-    format: AnyInput | GrammarInput | None = None
-
-
-class NamespaceTool(
-    msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="namespace"
-):
-    """Tools with a common prefix: the model knows them as `namespace__name`."""
-
-    name: str
-    description: str | None = None
-    tools: list[FunctionTool | CustomTool]
 
 
 class NamespaceBody(NamespaceTool, kw_only=True, tag="namespace"):
@@ -134,8 +65,10 @@ class NamespaceBody(NamespaceTool, kw_only=True, tag="namespace"):
     tools: list[msgspec.Raw]  # type: ignore[assignment]
 
 
-ResponseTool = FunctionTool | CustomTool | NamespaceTool
-"""A tool of a response."""
+TYPES: Mapping[str, type[CallableTool]] = {
+    str(kind.__struct_config__.tag): kind for kind in get_args(CallableTool)
+}
+"""The tools that a model can call, by their types."""
 
 
 class ToolKind(msgspec.Struct):
@@ -143,18 +76,22 @@ class ToolKind(msgspec.Struct):
 
     type: Any = "function"
     execution: Any = None
+    environment: Any = None
 
     @property
     def is_hosted(self) -> bool:
         """Whether OpenAI's servers run the tool, so that a client does without it elsewhere."""
         kind = VERSION.sub("", self.type) if isinstance(self.type, str) else ""
+        if kind == "shell":
+            place = self.environment
+            return isinstance(place, Mapping) and place.get("type") in CONTAINERS
         return kind in HOSTED and self.execution != "client"
 
 
 class Function(NamedTuple):
-    """A function or custom tool of a request; `place` is that of its declaration."""
+    """A tool of a request that the model can call; `place` is that of its declaration."""
 
-    tool: FunctionTool | CustomTool
+    tool: CallableTool
     place: str
     namespace: NamespaceTool | None = None
 
@@ -166,7 +103,7 @@ class Function(NamedTuple):
     @property
     def description(self) -> str | None:
         """What the model reads. The first function of a namespace also describes the namespace."""
-        space, own = self.namespace, self.tool.description
+        space, own = self.namespace, getattr(self.tool, "description", None)
         if space is None or not space.description or space.tools[0] is not self.tool:
             return own
         text = f"Functions {joined_name(space.name, '*')}: {space.description}"
@@ -198,26 +135,29 @@ def read_tools(given: Sequence[msgspec.Raw]) -> list[ResponseTool]:
 def read_tool(raw: msgspec.Raw, where: str, *, nested: bool = False) -> ResponseTool | None:
     """Return a tool, None for one to leave out. nested: it is one of a namespace."""
     kind = read(raw, ToolKind, where)
-    match kind.type:
-        case "function":
-            return read(raw, FunctionTool, where)
-        case "custom":
-            return read(raw, CustomTool, where)
-        case "namespace" if not nested:
-            space = read(raw, NamespaceBody, where)
-            tools = [
-                read_tool(each, f"{where}.tools[{i}]", nested=True)
-                for i, each in enumerate(space.tools)
-            ]
-            return NamespaceTool(
-                name=space.name,
-                description=space.description,
-                tools=[tool for tool in tools if isinstance(tool, FunctionTool | CustomTool)],
-            )
     if kind.is_hosted and ignore(f"tools of the type {kind.type}"):
         return None
-    raise Unsupported(
-        f"{where}: tools of type {kind.type!r:.80} are not supported; use functions", param=where
+    if kind.type == "namespace" and not nested:
+        return read_namespace(raw, where)
+    struct = TYPES.get(kind.type) if isinstance(kind.type, str) and not kind.is_hosted else None
+    if struct is None or (nested and issubclass(struct, ClientTool)):
+        raise Unsupported(
+            f"{where}: tools of type {kind.type!r:.80} are not supported; use functions",
+            param=where,
+        )
+    return read(raw, struct, where)
+
+
+def read_namespace(raw: msgspec.Raw, where: str) -> NamespaceTool:
+    """Return a namespace, without those of its tools that are left out."""
+    space = read(raw, NamespaceBody, where)
+    tools = [
+        read_tool(each, f"{where}.tools[{i}]", nested=True) for i, each in enumerate(space.tools)
+    ]
+    return NamespaceTool(
+        name=space.name,
+        description=space.description,
+        tools=[tool for tool in tools if isinstance(tool, FunctionTool | CustomTool)],
     )
 
 
@@ -232,14 +172,35 @@ def read(raw: msgspec.Raw, kind: type[R], where: str) -> R:
         raise mistyped(error, where) from None
 
 
-def functions_of(tools: Sequence[ResponseTool] | None) -> Iterator[Function]:
-    """Yield all functions and custom tools, also those of namespaces."""
+def functions_of(tools: Sequence[ResponseTool] | None, where: str = "tools") -> Iterator[Function]:
+    """Yield all tools that a model can call, also those of namespaces."""
     for i, tool in enumerate(tools or ()):
         if isinstance(tool, NamespaceTool):
             for j, each in enumerate(tool.tools):
-                yield Function(each, f"tools[{i}].tools[{j}]", tool)
+                yield Function(each, f"{where}[{i}].tools[{j}]", tool)
         else:
-            yield Function(tool, f"tools[{i}]")
+            yield Function(tool, f"{where}[{i}]")
+
+
+def offered_functions(
+    tools: Sequence[ResponseTool] | None, items: Sequence[Item]
+) -> list[Function]:
+    """Return the tools that the model can call at the end of items.
+
+    Those of the request that are not deferred, and those that the client's searches have returned.
+    Without a search of the client nothing is deferred: no other would return it.
+    """
+    searches = any(isinstance(tool, ToolSearchTool) for tool in tools or ())
+    functions = {
+        function.name: function
+        for function in functions_of(tools)
+        if not (searches and function.tool.defer_loading is True)
+    }
+    for item in items:
+        if isinstance(item, ToolSearchOutputItem):
+            for function in functions_of(item.tools, "tool_search_output.tools"):
+                functions.setdefault(function.name, function)
+    return [*functions.values()]
 
 
 def chat_tool(function: Function) -> text_requests.Tool:
@@ -250,13 +211,17 @@ def chat_tool(function: Function) -> text_requests.Tool:
             case GrammarInput(syntax=syntax, definition=grammar):
                 return custom_tool(function.name, function.description, syntax, grammar)
         return custom_tool(function.name, function.description)
+    if isinstance(tool, ClientTool) and not isinstance(tool, ToolSearchTool):
+        return client_tool(tool)
     parameters = dict[str, Any]()
     if tool.parameters != NO_SCHEMA:
         parameters = schema_object(tool.parameters, f"{function.place}.parameters")
+    if isinstance(tool, ToolSearchTool):
+        return search_tool(tool.description, parameters)
     return text_requests.Tool(function.name, parameters, bool(tool.strict), function.description)
 
 
-def chosen_name(choice: NamedChoice) -> str:
+def chosen_name(choice: NamedChoice | ClientToolChoice) -> str:
     """Return the name by which the model knows a function that a request names."""
     return joined_name(choice.namespace, choice.name)
 
@@ -272,14 +237,14 @@ def schema_object(schema: msgspec.Raw, where: str) -> dict[str, Any]:
     return value
 
 
-def with_own_place(error: E, tools: Sequence[ResponseTool] | None) -> E:
+def with_own_place(error: E, functions: Sequence[Function]) -> E:
     """Return an error of a chat request, with the place of its tool in the response's request.
 
-    Tools that `read_tools` has left out are not counted.
+    functions: those of the chat request. Tools that `read_tools` has left out are not counted.
     """
     match = PLACE.match(str(error))
     if match is not None:
-        place = [*functions_of(tools)][int(match[1])].place
+        place = functions[int(match[1])].place
         error.args = (place + str(error)[match.end() :],)
         error.param = PLACE.sub(lambda _: place, error.param or "", count=1) or None
     return error
@@ -291,9 +256,9 @@ def check_choice(choice: Any) -> None:
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         given = choice["tools"] if isinstance(choice.get("tools"), list) else []
     for each in given:
-        if isinstance(each, Mapping) and each.get("type") not in ("function", "custom"):
+        if isinstance(each, Mapping) and each.get("type") not in TYPES:
             raise Unsupported(
                 f"tool_choice: the type {each.get('type')!r:.80} is not supported; expected "
-                "function, custom or allowed_tools",
+                f"{', '.join(TYPES)} or allowed_tools",
                 param="tool_choice",
             )

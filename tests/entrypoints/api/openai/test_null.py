@@ -32,7 +32,7 @@ from ostro.entrypoints.api.openai.constraints import (
 from ostro.entrypoints.api.openai.image_bodies import ImageBody
 from ostro.entrypoints.api.openai.messages import ContentPart, FilePart, FunctionCall, Message
 from ostro.entrypoints.api.openai.models import ModelListRequest
-from ostro.entrypoints.api.openai.responses import items
+from ostro.entrypoints.api.openai.responses import client_items, items, parts
 from ostro.entrypoints.api.openai.responses.conversations import (
     ConversationRequest,
     ItemsRequest,
@@ -49,15 +49,25 @@ from ostro.entrypoints.api.openai.responses.request import (
     TextOptions,
 )
 from ostro.entrypoints.api.openai.responses.routes import RetrieveRequest
-from ostro.entrypoints.api.openai.responses.tools import (
+from ostro.entrypoints.api.openai.responses.tool_types import (
     AllowedTools,
     AnyInput,
+    ApplyPatchChoice,
+    ApplyPatchTool,
     CustomChoice,
     CustomTool,
     FunctionChoice,
     FunctionTool,
     GrammarInput,
+    LocalEnvironment,
+    LocalShellChoice,
+    LocalShellTool,
+    LocalSkill,
     NamespaceTool,
+    ShellChoice,
+    ShellTool,
+    ToolSearchChoice,
+    ToolSearchTool,
 )
 from ostro.entrypoints.api.openai.speech import SpeechBody, VoiceId, VoicesRequest
 from ostro.entrypoints.api.openai.stored_chats import MessageListRequest
@@ -135,17 +145,34 @@ REQUESTS: dict[type[msgspec.Struct], dict[str, Any]] = {
     IsqRequest: {"ggml_type": "q8_0"},
 }
 WITHOUT_OPTIONAL = (IsqRequest, ItemsRequest, MetadataRequest, ModelListRequest, ModelRequest)
-ECHOED = {AnyInput, CustomTool, FunctionTool, GrammarInput, NamespaceTool, TextFormat}
+ECHOED = {
+    AnyInput,
+    CustomTool,
+    FunctionTool,
+    GrammarInput,
+    LocalEnvironment,
+    LocalSkill,
+    NamespaceTool,
+    ShellTool,
+    TextFormat,
+    ToolSearchTool,
+}
 """Types of which null is kept, since a response repeats it."""
 NESTED: dict[type[msgspec.Struct], dict[str, Any]] = {
     AllowedTools: {"mode": "auto", "tools": []},
+    ApplyPatchChoice: {},
+    ApplyPatchTool: {},
     CacheOptions: {"mode": "implicit", "ttl": "30m"},
     ConversationReference: {"id": "conv_a"},
     CustomChoice: {"name": "f"},
     FunctionChoice: {"name": "f"},
+    LocalShellChoice: {},
+    LocalShellTool: {},
     ReasoningOptions: {},
+    ShellChoice: {},
     StreamSettings: {},
     TextOptions: {"format": TextFormat()},
+    ToolSearchChoice: {},
     AdapterChoice: {},
     FilePart: {},
     FunctionCall: {"name": "f", "arguments": "{}"},
@@ -200,7 +227,8 @@ def test_every_type_inside_of_a_request_is_listed_here() -> None:
         return set[type[msgspec.Struct]]().union(*map(structs, flat))
 
     found = set[type[msgspec.Struct]]().union(*(structs(inspect.type_info(k)) for k in REQUESTS))
-    inner = {kind for kind in found if kind.__module__ != items.__name__}
+    modules = [module.__name__ for module in (client_items, items, parts)]
+    inner = {kind for kind in found if kind.__module__ not in modules}
     assert inner - REQUESTS.keys() - ECHOED == NESTED.keys()
 
 

@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
-from tiny.server import RunningServer, serving
-
-from ostro.core.settings import STARTER, Settings
+from tiny.server import RunningServer
 
 pytestmark = pytest.mark.process
 
-HEAD = (
-    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    "{% for t in tools or [] %}{{ t.function | tojson }}\n{% endfor %}assistant: {% if 0 %}"
-)
-TEMPLATES = {
-    "json": f'{HEAD}<tool_call>{{"name": , "arguments": }}</tool_call>{{% endif %}}',
-    "tags": f"{HEAD}<tool_call><function=name><parameter=key>{{% endif %}}",
-}
 PATCH = """\
 start: "*** Begin\\n" line{1,3} "*** End"
 line: ("+" | "-") /[a-c"\\\\]{1,6}/ LF
@@ -29,16 +18,6 @@ line: ("+" | "-") /[a-c"\\\\]{1,6}/ LF
 """
 PATCHES = re.compile(r'\*\*\* Begin\n([+-][a-c"\\]{1,6}\n){1,3}\*\*\* End')
 SUMS = 'start: sum\nsum: "1" | "(" sum "+" sum ")"'
-
-
-@pytest.fixture(scope="module", params=TEMPLATES)
-def server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[RunningServer]:
-    template = tmp_path_factory.mktemp("templates") / f"{request.param}.jinja"
-    template.write_text(TEMPLATES[request.param])
-    with serving(Settings(reference=STARTER, chat_template=str(template))) as running:
-        yield running
 
 
 def custom(definition: str, syntax: str = "lark") -> dict[str, Any]:
@@ -60,10 +39,10 @@ def ask(server: RunningServer, **fields: Any) -> httpx.Response:
     ids=["lark", "regex"],
 )
 def test_the_input_follows_the_format(
-    server: RunningServer, tool: dict[str, Any], inputs: re.Pattern[str]
+    random_server: RunningServer, tool: dict[str, Any], inputs: re.Pattern[str]
 ) -> None:
     for seed in range(4):
-        response = ask(server, tools=[tool], tool_choice="required", seed=seed)
+        response = ask(random_server, tools=[tool], tool_choice="required", seed=seed)
         assert response.status_code == 200, response.text
         answer = response.json()
         [call] = [item for item in answer["output"] if item["type"] == "custom_tool_call"][:1]
@@ -83,19 +62,19 @@ def test_the_input_follows_the_format(
     ],
 )
 def test_malformed_formats_are_refused(
-    server: RunningServer, tool: dict[str, Any], words: str
+    random_server: RunningServer, tool: dict[str, Any], words: str
 ) -> None:
     function = {"type": "function", "name": "other"}
-    response = ask(server, tools=[function, tool])
+    response = ask(random_server, tools=[function, tool])
     assert response.status_code == 400, response.text
     error = response.json()["error"]
     assert "tools[1].format" in error["message"] and words in error["message"], error
     assert error["param"].startswith("tools[1].format")
 
 
-def test_a_grammar_that_recurs(server: RunningServer) -> None:
+def test_a_grammar_that_recurs(random_server: RunningServer) -> None:
     """Texts between tags have any grammar; JSON strings need one that is regular."""
-    response = ask(server, tools=[custom(SUMS)], tool_choice="required", seed=3)
+    response = ask(random_server, tools=[custom(SUMS)], tool_choice="required", seed=3)
     if response.status_code == 200:
         [call, *_] = response.json()["output"]
         assert re.fullmatch(r"[1(+)]+", call["input"])

@@ -42,6 +42,7 @@ from ostro.entrypoints.api.openai.responses.request import (
 )
 from ostro.entrypoints.api.openai.responses.response import new_response
 from ostro.entrypoints.api.openai.responses.responses import ResponseRun, Responses
+from ostro.entrypoints.api.openai.responses.tools import offered_functions
 from ostro.entrypoints.operations.access.caller import ANYONE
 from ostro.entrypoints.operations.documents.state import State
 from ostro.entrypoints.operations.requests.decoding import decode
@@ -58,7 +59,8 @@ def run(
     response = new_response(request, "m", store=False)
 
     async def main() -> list[ResponseEvent]:
-        work = ResponseRun(responses, request, ANYONE, [], response, generation)
+        functions = offered_functions(request.tools, [])
+        work = ResponseRun(responses, request, ANYONE, [], functions, response, generation)
         return [event async for event in work.events()]
 
     found = asyncio.run(main())

@@ -288,9 +288,10 @@ def test_a_response_that_is_not_stored_leaves_nothing(client: openai.OpenAI, fol
         ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input[0].type", None),
         (
             {"input": [{"type": "tool_search_call", "execution": "client", "arguments": {}}]},
-            "input[0].type",
-            "unsupported",
+            "input[0].call_id",
+            "invalid_request_error",
         ),
+        ({"input": [{"type": "local_shell_call_output", "output": "x"}]}, "input[0].call_id", None),
         ({"input": [{"role": "user", "content": [{"type": "banana"}]}]}, None, None),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input", None),
         (
@@ -298,8 +299,13 @@ def test_a_response_that_is_not_stored_leaves_nothing(client: openai.OpenAI, fol
             "input[0].content",
             None,
         ),
-        ({"tools": [{"type": "local_shell"}]}, "tools[0]", "unsupported"),
-        ({"tools": [{"type": "tool_search", "execution": "client"}]}, "tools[0]", "unsupported"),
+        ({"tools": [{"type": "computer_use"}]}, "tools[0]", "unsupported"),
+        ({"tools": [{**AGENTS, "tools": [{"type": "shell"}]}]}, "tools[0].tools[0]", "unsupported"),
+        (
+            {"tools": [{"type": "shell", "environment": {"type": "container_auto"}}]},
+            "tools[0]",
+            "unsupported",
+        ),
         ({"tools": [{"type": None}]}, "tools[0]", "unsupported"),
         ({"tools": [5]}, "tools[0]", "invalid_request_error"),
         ({"tools": [FUNCTION, {"type": "function"}]}, "tools[1].name", None),
@@ -422,9 +428,9 @@ SEARCHED = {"type": "web_search_call", "id": "ws_1", "status": "completed", "act
         ),
         ({"tools": [{"type": "tool_search"}]}, "tools[0]", "tools of the type tool_search"),
         (
-            {"tools": [{**AGENTS, "tools": [{**SPAWN, "defer_loading": True}]}]},
-            "tools[0].tools[0].defer_loading",
-            "tools[].tools[].defer_loading",
+            {"tools": [{"type": "shell", "environment": {"type": "container_auto"}}]},
+            "tools[0]",
+            "tools of the type shell",
         ),
         ({"tools": [{**FUNCTION, "colour": 1}]}, "tools[0].colour", "tools[].colour"),
         (
@@ -444,9 +450,7 @@ def test_what_the_server_lacks_is_ignored_by_name_or_refused(
     lenient: Running, server: Running, fields: dict[str, Any], param: str, ignored: str
 ) -> None:
     plain: dict[str, Any] = {"input": "hi"}
-    if "tools" in fields and "defer" in ignored:
-        plain["tools"] = [AGENTS]
-    elif "tools" in fields and "colour" in ignored:
+    if "tools" in fields and "colour" in ignored:
         plain["tools"] = [FUNCTION]
     assert lenient.post("/v1/responses", **plain).status_code == 200
     prompt = lenient.echo.seen[-1].tokens
@@ -464,9 +468,6 @@ def test_tools_that_are_skipped_are_not_among_those_of_the_response(lenient: Run
     assert [tool["name"] for tool in answer.json()["tools"]] == ["weather"]
     only = lenient.post("/v1/responses", input="hi", tools=tools[:1], parallel_tool_calls=True)
     assert (only.status_code, only.json()["tools"]) == (200, [])
-    client_side = {"type": "tool_search", "execution": "client"}
-    refused = lenient.post("/v1/responses", input="hi", tools=[client_side])
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools[0]")
     none = lenient.post("/v1/responses", input="hi", tools=tools[:1], tool_choice="required")
     assert (none.status_code, none.json()["error"]["param"]) == (400, "tool_choice")
 

@@ -16,6 +16,8 @@ from ostro.core.errors import DocumentNotFound, NotFound, OstroError, Overloaded
 from ostro.core.messages.text import ChoiceEnd, Text
 from ostro.core.plugins.manager import PluginManager
 from ostro.entrypoints.api.openai.responses import runner
+from ostro.entrypoints.api.openai.responses.conversations import ConversationRequest
+from ostro.entrypoints.api.openai.responses.items import ItemListRequest
 from ostro.entrypoints.api.openai.responses.request import (
     ResponseBody,
     ResponseRequest,
@@ -217,3 +219,44 @@ def test_a_response_waits_for_room_for_what_it_refers_to(
 
     asyncio.run(asyncio.wait_for(main(), 120))
     assert operations.asked == 5
+
+
+@pytest.mark.parametrize("ends", ["completed", "cancelled", "deleted"])
+def test_a_conversation_has_the_turn_before_the_response_has_ended(
+    plugins: PluginManager, ends: str
+) -> None:
+    """Who waits for the end reads the turn. One cancelled at the last moment leaves none."""
+    operations: Any = Operations()
+
+    async def main() -> list[str]:
+        state: State = open_state("memory", None, plugins)
+        responses, seen = Responses(state, operations), list[str]()
+        conversation = await responses.conversations.create(ConversationRequest())
+        body = ResponseBody(input="x", background=True, conversation=conversation.id)
+        made = await responses.enqueue(read_response_request(body), ANYONE)
+        add_turn = responses.conversations.add_turn
+
+        async def watched(*given: Any) -> None:
+            seen.append((await responses.get(made.id)).status)
+            await add_turn(*given)
+            if ends == "cancelled":
+                await responses.cancel(made.id)
+            elif ends == "deleted":
+                await responses.delete(made.id)
+
+        responses.conversations.add_turn = watched  # type: ignore[method-assign]
+        responses_runner = ResponseRunner(responses, anyone, poll=0.0)
+        responses_runner.serves = lambda model: True
+        running = asyncio.create_task(responses_runner.run())
+        all_items, left = ItemListRequest(), 2 if ends == "completed" else 0
+        while (
+            await state.call(lambda store: store.get("", JOB_KIND, made.id))
+            or len((await responses.conversations.items(conversation.id, all_items)).items) != left
+        ):
+            await asyncio.sleep(0)
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+        return seen
+
+    assert asyncio.run(asyncio.wait_for(main(), 120)) == ["in_progress"]
