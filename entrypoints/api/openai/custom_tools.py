@@ -12,6 +12,43 @@ Syntax = Literal["lark", "regex"]
 """How the grammar of an input is written: in Lark, or as a regular expression of Rust."""
 
 
+class AnyInput(
+    msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="text"
+):
+    """The input of a custom tool may be any text."""
+
+
+class InputGrammar(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The grammar of an input."""
+
+    syntax: Syntax
+    definition: str
+
+
+class NestedGrammar(
+    msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="grammar"
+):
+    """The input of a custom tool of a chat follows a grammar."""
+
+    grammar: InputGrammar
+
+
+class CustomFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The field `custom` of a tool of a chat."""
+
+    name: str
+    description: str | None = None
+    format: AnyInput | NestedGrammar | None = None
+
+    @property
+    def tool(self) -> Tool:
+        """The function that the model knows the tool as."""
+        match self.format:
+            case NestedGrammar(grammar=grammar):
+                return custom_tool(self.name, self.description, grammar.syntax, grammar.definition)
+        return custom_tool(self.name, self.description)
+
+
 class CustomArguments(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The arguments of a call of a custom tool, as the model writes them."""
 

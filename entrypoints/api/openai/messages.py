@@ -10,6 +10,7 @@ import msgspec
 from ostro.core.errors import RequestError, Unsupported
 from ostro.core.messages import text_requests
 from ostro.core.messages.text_requests import MediaPart, TextPart, ToolCall
+from ostro.entrypoints.api.openai.custom_tools import arguments_of
 
 MEDIA = {
     "image_url": "image",
@@ -130,6 +131,9 @@ def check_message(message: Message, where: str) -> None:
 def read_call(call: Mapping[str, Any], where: str) -> ToolCall:
     """Return a tool call; its arguments may be an object, as transformers writes them."""
     function, id = call.get("function", call), call.get("id") or ""
+    match call:
+        case {"type": "custom", "custom": {"name": given, "input": str(text)}}:
+            function = {"name": given, "arguments": arguments_of(text)}
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str) or not isinstance(id, str):
         raise RequestError(f"{where}.tool_calls has an entry without a function", param="messages")

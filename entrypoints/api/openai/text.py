@@ -6,7 +6,7 @@ The text pipeline finds reasoning and tool calls in answers by the notation of t
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any, Literal, TypeVar
 
 from msgspec import UNSET, UnsetType
@@ -20,10 +20,11 @@ from ostro.entrypoints.api.openai.bodies import (
     CompletionBody,
     StreamOptions,
 )
+from ostro.entrypoints.api.openai.chat_answers import ChatAnswers
 from ostro.entrypoints.api.openai.chat_store import PREFIX, StoredChats
 from ostro.entrypoints.api.openai.stored_chats import stored_chat
+from ostro.entrypoints.api.openai.tools import custom_names
 from ostro.entrypoints.api.openai.types import (
-    ChatChunkChoice,
     ChatCompletion,
     ChatCompletionChunk,
     TextChoice,
@@ -55,16 +56,14 @@ async def chat(
     head, token_bytes = heading("chatcmpl", generation.model), generation.token_bytes
     if body.store:
         head["id"] = new_id(PREFIX)
+    answers = ChatAnswers(token_bytes, custom_names(body.tools), body.shows_reasoning)
     tier: Literal["default"] | UnsetType = UNSET if body.service_tier is None else "default"
 
     def completion(done: Completion) -> ChatCompletion:
         first = done.choices[0].prompt_logprobs
         return ChatCompletion(
             **head,
-            choices=[
-                types.chat_choice(choice, token_bytes, body.shows_reasoning)
-                for choice in done.choices
-            ],
+            choices=[answers.choice(choice) for choice in done.choices],
             usage=types.usage(done.usage),
             metadata=unless_none(body.metadata),
             service_tier=tier,
@@ -75,15 +74,12 @@ async def chat(
     async def store(done: Completion) -> None:
         await documents.get(StoredChats).add(stored_chat(body, completion(done)), caller)
 
-    def to_choice(event: Event, first: bool) -> ChatChunkChoice:
-        return types.chat_chunk_choice(event, token_bytes, first)
-
     def new_chunk(**fields: Any) -> ChatCompletionChunk:
         return ChatCompletionChunk(**head, service_tier=tier, **fields)
 
     if body.stream:
         generation.on_end = store if body.store else None
-        return chunks(generation, body, new_chunk, to_choice)
+        return chunks(generation, body, new_chunk, answers.chunk_choices)
     done = await generation.collect()
     if body.store:
         await store(done)
@@ -98,14 +94,14 @@ async def completions(
     generation = await operations.complete(request, caller, default_max_tokens=COMPLETION_TOKENS)
     head, token_bytes = heading("cmpl", generation.model), generation.token_bytes
 
-    def to_choice(event: Event, first: bool) -> TextChoice:
-        return types.completion_chunk_choice(event, token_bytes)
+    def to_choices(event: Event, first: bool) -> Iterator[TextChoice]:
+        yield types.completion_chunk_choice(event, token_bytes)
 
     def new_chunk(**fields: Any) -> TextCompletionChunk:
         return TextCompletionChunk(**head, **fields)
 
     if body.stream:
-        return chunks(generation, body, new_chunk, to_choice)
+        return chunks(generation, body, new_chunk, to_choices)
     done = await generation.collect()
     return TextCompletion(
         **head,
@@ -124,13 +120,13 @@ async def chunks(
     generation: Generation,
     body: ChatBody | CompletionBody,
     new_chunk: Callable[..., Chunk],
-    to_choice: Callable[[Event, bool], Any],
+    to_choices: Callable[[Event, bool], Iterator[Any]],
 ) -> AsyncGenerator[Chunk, None]:
-    """Yield the chunks of a generation: one per event, and the usage if requested.
+    """Yield the chunks of a generation, and the usage if requested.
 
-    The last event of each choice lists its adapters. new_chunk: makes a chunk of its choices and
-    further fields. to_choice: converts an event to a choice of a chunk; the argument is true for
-    the first event of a choice.
+    The last chunk of each choice lists its adapters. new_chunk: makes a chunk of its choices and
+    further fields. to_choices: converts an event to choices, each of which is in a chunk of its
+    own; the argument is true for the first event of a choice.
     """
     options = body.stream_options or StreamOptions()
     begun: set[int] = set()
@@ -138,14 +134,16 @@ async def chunks(
         async for event in generation:
             if isinstance(event, Reasoning) and not body.shows_reasoning:
                 continue
-            chunk = new_chunk(choices=[to_choice(event, event.index not in begun)])
+            choices = list(to_choices(event, event.index not in begun))
             begun.add(event.index)
-            if isinstance(event, ChoiceEnd):
-                chunk.adapter_generations = unless_none(generation.generations)
-            if options.include_usage:
-                continuous = options.continuous_usage_stats
-                chunk.usage = types.usage(generation.usage) if continuous else None
-            yield chunk
+            for choice in choices:
+                chunk = new_chunk(choices=[choice])
+                if isinstance(event, ChoiceEnd) and choice is choices[-1]:
+                    chunk.adapter_generations = unless_none(generation.generations)
+                if options.include_usage:
+                    continuous = options.continuous_usage_stats
+                    chunk.usage = types.usage(generation.usage) if continuous else None
+                yield chunk
     finally:
         await generation.aclose()
     if options.include_usage:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, Literal, NamedTuple
+
+import msgspec
 
 from ostro.core.errors import RequestError
 from ostro.core.messages.text_requests import Tool
+from ostro.entrypoints.api.openai.custom_tools import CustomFields
+from ostro.entrypoints.operations.requests.decoding import decode_part
 
-CHOICES = 'auto, none, required, {"type": "function", ...} or {"type": "allowed_tools", ...}'
+CHOICES = (
+    'auto, none, required, {"type": "function", ...}, {"type": "custom", ...} or '
+    '{"type": "allowed_tools", ...}'
+)
 KEYS = frozenset({"name", "description", "parameters", "strict"})
 """Keys of a function that fields of `Tool` stand for."""
 
@@ -21,14 +28,24 @@ class AllowedCalls(NamedTuple):
 
 
 def read_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[Tool]:
-    """Return tools of the type function. Raises RequestError for a malformed one."""
+    """Return functions and custom tools. Raises RequestError for a malformed one."""
     return [read_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools or ())]
 
 
+def custom_names(tools: Sequence[Mapping[str, Any]] | None) -> Set[str]:
+    """Return the names of the custom tools, of a request that was read."""
+    return {tool["custom"]["name"] for tool in tools or () if tool["type"] == "custom"}
+
+
 def read_tool(tool: Mapping[str, Any], where: str) -> Tool:
+    if tool.get("type") == "custom":
+        custom = msgspec.json.encode(tool.get("custom"))
+        return decode_part(custom, CustomFields, f"{where}.custom").tool
     function = tool.get("function")
     if tool.get("type") != "function" or not isinstance(function, dict):
-        raise RequestError(f"{where}: only tools of type function are supported", param=where)
+        raise RequestError(
+            f"{where}: only tools of the types function and custom are supported", param=where
+        )
     parameters, description = function.get("parameters") or {}, function.get("description")
     name, strict = function.get("name"), function.get("strict") or False
     if not isinstance(parameters, dict):
@@ -49,7 +66,7 @@ def read_choice(choice: str | Mapping[str, Any] | None) -> AllowedCalls:
             return AllowedCalls()
         case "auto" | "none" | "required":
             return AllowedCalls(choice)
-        case {"type": "function"}:
+        case {"type": "function" | "custom"}:
             return AllowedCalls("required", [function_name(choice)])
         case {"type": "allowed_tools", **rest}:
             match rest.get("allowed_tools", rest):
@@ -59,10 +76,12 @@ def read_choice(choice: str | Mapping[str, Any] | None) -> AllowedCalls:
 
 
 def function_name(choice: Any) -> str:
-    """Return the name in a choice of a function: chats nest it, Responses do not."""
+    """Return the name in a choice of a tool: chats nest it, Responses do not."""
     match choice:
+        case {"type": "custom", "custom": {"name": str(name)}}:
+            return name
         case {"function": {"name": str(name)}}:
             return name
         case {"name": str(name)} if "function" not in choice:
             return name
-    raise RequestError("tool_choice: a function has no name", param="tool_choice")
+    raise RequestError("tool_choice: a tool has no name", param="tool_choice")

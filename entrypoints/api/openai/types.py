@@ -13,10 +13,7 @@ from ostro.core.messages.outputs import Finish, TokenLogprobs
 from ostro.core.messages.text import (
     ChoiceEnd,
     Event,
-    Reasoning,
     Text,
-    ToolCallArguments,
-    ToolCallStart,
     Usage,
 )
 from ostro.core.tokenizer.detokenizer import token_name
@@ -121,12 +118,25 @@ class Function(msgspec.Struct, kw_only=True):
     arguments: str
 
 
-class MessageToolCall(msgspec.Struct, kw_only=True):
-    """A tool call of a message."""
+class MessageToolCall(msgspec.Struct, kw_only=True, tag_field="type", tag="function"):
+    """A call of a function in a message."""
 
     id: str
     function: Function
-    type: Literal["function"] = "function"
+
+
+class CustomInput(msgspec.Struct, kw_only=True):
+    """A call of a custom tool; `input` is a text."""
+
+    name: str
+    input: str
+
+
+class MessageCustomCall(msgspec.Struct, kw_only=True, tag_field="type", tag="custom"):
+    """A call of a custom tool in a message."""
+
+    id: str
+    custom: CustomInput
 
 
 class FunctionDelta(msgspec.Struct, kw_only=True):
@@ -136,13 +146,24 @@ class FunctionDelta(msgspec.Struct, kw_only=True):
     arguments: str = ""
 
 
+class CustomDelta(msgspec.Struct, kw_only=True):
+    """The next part of a call of a custom tool."""
+
+    name: str | UnsetType = UNSET
+    input: str = ""
+
+
 class ToolCallDelta(msgspec.Struct, kw_only=True):
-    """The next part of a tool call; the first one has its id, type and name."""
+    """The next part of a tool call; the first one has its id, type and name.
+
+    The input of a custom tool is in one part, at the end of the choice.
+    """
 
     index: int
-    function: FunctionDelta
+    function: FunctionDelta | UnsetType = UNSET
+    custom: CustomDelta | UnsetType = UNSET
     id: str | UnsetType = UNSET
-    type: Literal["function"] | UnsetType = UNSET
+    type: Literal["function", "custom"] | UnsetType = UNSET
 
 
 class ChatMessage(msgspec.Struct, kw_only=True):
@@ -153,7 +174,7 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
-    tool_calls: list[MessageToolCall] | UnsetType = UNSET
+    tool_calls: list[MessageToolCall | MessageCustomCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
@@ -283,55 +304,6 @@ def unless_none(value: T | None) -> T | UnsetType:
 def adapter_headers(generations: Sequence[str] | None) -> dict[str, str]:
     """Return the generations as a header, for a body that is not JSON."""
     return {} if generations is None else {ADAPTERS_HEADER: ",".join(generations)}
-
-
-def chat_choice(
-    choice: CompletionChoice, token_bytes: TokenBytes, shows_reasoning: bool = True
-) -> ChatChoice:
-    """Return a choice of a chat completion."""
-    reasoning = choice.reasoning if shows_reasoning and choice.reasoning else UNSET
-    calls = [
-        MessageToolCall(id=x.id, function=Function(name=x.name, arguments=x.arguments))
-        for x in choice.tool_calls
-    ]
-    return ChatChoice(
-        index=choice.index,
-        message=ChatMessage(
-            content=None if calls and not choice.text else choice.text,
-            reasoning_content=reasoning,
-            reasoning=reasoning,
-            tool_calls=calls or UNSET,
-        ),
-        logprobs=chat_logprobs(choice.logprobs, token_bytes),
-        finish_reason=choice.finish,
-        stop_reason=choice.stopped_by if choice.finish else UNSET,
-    )
-
-
-def chat_chunk_choice(event: Event, token_bytes: TokenBytes, first: bool) -> ChatChunkChoice:
-    """Return a choice of a chat chunk. The first one of a choice contains the role."""
-    delta = ChatDelta()
-    choice = ChatChunkChoice(index=event.index, delta=delta)
-    match event:
-        case Text():
-            delta.content = event.text or UNSET
-            choice.logprobs = chat_logprobs(event.logprobs, token_bytes)
-        case Reasoning():
-            delta.reasoning_content = delta.reasoning = event.text
-        case ToolCallStart():
-            called = FunctionDelta(name=event.name)
-            start = ToolCallDelta(index=event.call, id=event.id, type="function", function=called)
-            delta.tool_calls = [start]
-        case ToolCallArguments():
-            part = FunctionDelta(arguments=event.text)
-            delta.tool_calls = [ToolCallDelta(index=event.call, function=part)]
-        case ChoiceEnd():
-            choice.finish_reason, choice.stop_reason = event.finish, event.stopped_by
-    if first:
-        delta.role = "assistant"
-        if delta.content is UNSET and not isinstance(event, ToolCallStart | Reasoning):
-            delta.content = ""
-    return choice
 
 
 def completion_choice(choice: CompletionChoice, token_bytes: TokenBytes) -> TextChoice:

@@ -161,6 +161,20 @@ def decoder_of(kind: type[R]) -> msgspec.json.Decoder[R]:
     return msgspec.json.Decoder(kind)
 
 
+def decode_part(data: bytes | msgspec.Raw, kind: type[R], path: str) -> R:
+    """Return an object in a request. Raises RequestError, and Unsupported as `known_fields`.
+
+    path: that of the object in the request.
+    """
+    decoder = decoder_of(kind)
+    with suppress(msgspec.ValidationError):
+        return decoder.decode(data)
+    try:
+        return decoder.decode(known_fields(data, kind, path))
+    except msgspec.ValidationError as error:
+        raise pipeline.mistyped(error, path) from None
+
+
 @contextmanager
 def decoding_errors() -> Iterator[None]:
     """Convert the errors of decoders to RequestError."""

@@ -19,6 +19,7 @@ from ostro.pipelines import (
     Tool,
     ToolCall,
 )
+from ostro.plugins.apis.anthropic.client_tools import CLIENT_TOOLS, client_tool, custom_tool
 from ostro.plugins.apis.anthropic.schema import (
     Block,
     CitationsConfig,
@@ -266,7 +267,7 @@ def misplaced(block: AnyBlock, where: str, role: str) -> RequestError:
 def chat_tools(request: CountTokensRequest) -> list[Tool]:
     """Return the tools of a chat request: those that the client runs and the model may call.
 
-    Raises RequestError for a tool without a schema, and Unsupported as `takes_tool`.
+    Raises RequestError as `chat_tool`, and Unsupported as `takes_tool`.
     """
     referenced = set(references(request))
     tools: list[Tool] = []
@@ -279,12 +280,9 @@ def chat_tools(request: CountTokensRequest) -> list[Tool]:
 
 
 def chat_tool(tool: ToolParam, where: str) -> Tool:
-    """Return a tool of a chat request. Raises RequestError for a tool without a schema."""
-    if tool.input_schema is None:
-        raise RequestError(
-            f"the field {where}.input_schema is missing", param=f"{where}.input_schema"
-        )
-    return Tool(tool.name, tool.input_schema, bool(tool.strict), tool.description)
+    """Return a tool of a chat request. Raises as `client_tool` and `custom_tool`."""
+    kind = CLIENT_TOOLS.get(tool.type or "custom")
+    return custom_tool(tool, where) if kind is None else client_tool(tool, kind, where)
 
 
 def references(request: CountTokensRequest) -> Iterator[str]:

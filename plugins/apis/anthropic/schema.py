@@ -207,7 +207,10 @@ class MessageParam(Strict, kw_only=True):
 
 
 class ToolParam(Strict, kw_only=True):
-    """A tool that the client runs, of the type custom; it has an `input_schema`.
+    """A tool that the client runs. One of the type custom has an `input_schema`.
+
+    The types in `client_tools` have a name, a description and a schema of their own; the fields
+    from `max_characters` on belong to some of them.
 
     With `defer_loading` it is not in the prompt until a result names it in a `tool_reference`.
     Inputs are streamed whatever `eager_input_streaming` is; examples are not in the prompt.
@@ -223,6 +226,11 @@ class ToolParam(Strict, kw_only=True):
     eager_input_streaming: bool | None = None
     allowed_callers: list[Literal["direct"]] | None = None
     input_examples: list[Any] | None = None
+    max_characters: Annotated[int, Meta(ge=1)] | None = None
+    display_width_px: Annotated[int, Meta(ge=1)] | None = None
+    display_height_px: Annotated[int, Meta(ge=1)] | None = None
+    display_number: Annotated[int, Meta(ge=0)] | None = None
+    enable_zoom: bool | None = None
 
 
 class ToolChoiceParam(Strict, kw_only=True):

@@ -7,6 +7,7 @@ from typing import Any
 
 from ostro.errors import Unsupported
 from ostro.http import ignore
+from ostro.plugins.apis.anthropic.client_tools import CLIENT_TOOLS, versions
 from ostro.plugins.apis.anthropic.schema import BLOCKS, RESULT_BLOCKS
 
 SOURCES = {
@@ -15,8 +16,6 @@ SOURCES = {
     "file": "files of the Files API",
 }
 """Types of the sources of documents and images, with the features that are not supported."""
-CLIENT_TOOLS = ("bash_", "computer_", "memory_", "text_editor_")
-"""Starts of the types of tools that clients run, and whose schemas Anthropic's models know."""
 Place = tuple[str, Mapping[str, Any]]
 """An object of a request and its path."""
 
@@ -41,15 +40,15 @@ def check_support(body: Mapping[str, Any]) -> None:
 def takes_tool(kind: str | None, where: str) -> bool:
     """Whether the model gets a tool of this type: not those that only Anthropic's servers run.
 
-    Raises Unsupported for those if nothing may be ignored, and for tools of the client whose
-    schemas the server does not have.
+    Raises Unsupported for those if nothing may be ignored, and for unknown versions of tools that
+    the client runs.
     """
-    if kind in (None, "custom"):
+    if kind in (None, "custom") or kind in CLIENT_TOOLS:
         return True
-    if kind.startswith(CLIENT_TOOLS) or not ignore(f"tools of the type {kind}"):
+    if (known := versions(kind)) or not ignore(f"tools of the type {kind}"):
         raise Unsupported(
-            f"{where}.type: {kind!r:.60} is not supported; use tools of the type custom, which "
-            "the client runs",
+            f"{where}.type: {kind!r:.60} is not supported; use tools of the type "
+            f"{' or '.join([*known, 'custom'])}, which the client runs",
             param=f"{where}.type",
         )
     return False

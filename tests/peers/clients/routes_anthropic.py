@@ -370,8 +370,8 @@ FEATURES = [
         content=[{"type": "container_upload", "file_id": "file_1"}],
     ),
     refused(
-        *("tools, bash", "bash_20250124"),
-        tools=[{"type": "bash_20250124", "name": "bash"}],
+        *("tools, an unknown version of bash", "bash_20990101"),
+        tools=[{"type": "bash_20990101", "name": "bash"}],
     ),
     refused("container", "container", container="x"),
     refused("speed: fast", "speed", speed="fast"),

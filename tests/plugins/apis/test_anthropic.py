@@ -420,7 +420,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"mcp_servers": []}, "mcp_servers"),
     ({"inference_geo": "us"}, "inference_geo"),
     ({"diagnostics": {"previous_message_id": 1}}, "diagnostics"),
-    ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "'bash_20250124'"),
+    ({"tools": [{"type": "bash_20990101", "name": "bash"}]}, "'bash_20990101'"),
     ({"tools": [{"type": "web_search_20250305", "name": "w"}]}, "'web_search_20250305'"),
     (with_block({"type": "tool_reference", "tool_name": "f"}), "'tool_reference'"),
 ]

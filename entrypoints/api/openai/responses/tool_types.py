@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ostro.entrypoints.api.openai.custom_tools import Syntax
+from ostro.entrypoints.api.openai.custom_tools import AnyInput, Syntax
 from ostro.entrypoints.api.openai.responses.parts import Tagged
 
 RawSchema = Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "object"})]
@@ -96,10 +96,6 @@ class FunctionTool(Tagged, kw_only=True, tag="function"):
     parameters: OptionalRawSchema = msgspec.field(default_factory=lambda: NO_SCHEMA)
     strict: bool | None = None
     defer_loading: bool | UnsetType | None = UNSET
-
-
-class AnyInput(Tagged, kw_only=True, tag="text"):
-    """The input of a custom tool may be any text."""
 
 
 class GrammarInput(Tagged, kw_only=True, tag="grammar"):

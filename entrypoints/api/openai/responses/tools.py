@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar, get_args
 
 import msgspec
@@ -29,9 +28,8 @@ from ostro.entrypoints.api.openai.responses.tool_types import (
     ResponseTool,
     ToolSearchTool,
 )
-from ostro.entrypoints.operations.requests.decoding import decoder_of
+from ostro.entrypoints.operations.requests.decoding import decode_part
 from ostro.entrypoints.operations.requests.ignored import ignore
-from ostro.entrypoints.operations.requests.known_fields import known_fields
 
 HOSTED = frozenset(
     (
@@ -56,7 +54,6 @@ VERSION = re.compile(r"_\d{4}_\d{2}_\d{2}$")
 PLACE = re.compile(r"tools\[(\d+)\]")
 """The place of a tool at the beginning of an error, or of its parameter."""
 E = TypeVar("E", bound=OstroError)
-R = TypeVar("R", bound=msgspec.Struct)
 
 
 class NamespaceBody(NamespaceTool, kw_only=True, tag="namespace"):
@@ -134,7 +131,7 @@ def read_tools(given: Sequence[msgspec.Raw]) -> list[ResponseTool]:
 
 def read_tool(raw: msgspec.Raw, where: str, *, nested: bool = False) -> ResponseTool | None:
     """Return a tool, None for one to leave out. nested: it is one of a namespace."""
-    kind = read(raw, ToolKind, where)
+    kind = decode_part(raw, ToolKind, where)
     if kind.is_hosted and ignore(f"tools of the type {kind.type}"):
         return None
     if kind.type == "namespace" and not nested:
@@ -145,12 +142,12 @@ def read_tool(raw: msgspec.Raw, where: str, *, nested: bool = False) -> Response
             f"{where}: tools of type {kind.type!r:.80} are not supported; use functions",
             param=where,
         )
-    return read(raw, struct, where)
+    return decode_part(raw, struct, where)
 
 
 def read_namespace(raw: msgspec.Raw, where: str) -> NamespaceTool:
     """Return a namespace, without those of its tools that are left out."""
-    space = read(raw, NamespaceBody, where)
+    space = decode_part(raw, NamespaceBody, where)
     tools = [
         read_tool(each, f"{where}.tools[{i}]", nested=True) for i, each in enumerate(space.tools)
     ]
@@ -159,17 +156,6 @@ def read_namespace(raw: msgspec.Raw, where: str) -> NamespaceTool:
         description=space.description,
         tools=[tool for tool in tools if isinstance(tool, FunctionTool | CustomTool)],
     )
-
-
-def read(raw: msgspec.Raw, kind: type[R], where: str) -> R:
-    """Return an object of a request. Raises RequestError, and Unsupported as `known_fields`."""
-    decoder = decoder_of(kind)
-    with suppress(msgspec.ValidationError):
-        return decoder.decode(raw)
-    try:
-        return decoder.decode(known_fields(raw, kind, where))
-    except msgspec.ValidationError as error:
-        raise mistyped(error, where) from None
 
 
 def functions_of(tools: Sequence[ResponseTool] | None, where: str = "tools") -> Iterator[Function]:

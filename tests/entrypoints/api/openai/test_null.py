@@ -29,6 +29,7 @@ from ostro.entrypoints.api.openai.constraints import (
     ResponseFormat,
     StructuredOutputs,
 )
+from ostro.entrypoints.api.openai.custom_tools import AnyInput
 from ostro.entrypoints.api.openai.image_bodies import ImageBody
 from ostro.entrypoints.api.openai.messages import ContentPart, FilePart, FunctionCall, Message
 from ostro.entrypoints.api.openai.models import ModelListRequest
@@ -51,7 +52,6 @@ from ostro.entrypoints.api.openai.responses.request import (
 from ostro.entrypoints.api.openai.responses.routes import RetrieveRequest
 from ostro.entrypoints.api.openai.responses.tool_types import (
     AllowedTools,
-    AnyInput,
     ApplyPatchChoice,
     ApplyPatchTool,
     CustomChoice,

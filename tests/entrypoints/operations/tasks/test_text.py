@@ -13,7 +13,7 @@ from echo.generation import SCRIPT
 
 from ostro.core.messages.outputs import TokenLogprobs
 from ostro.core.messages.text import ChoiceEnd, Event, Text, Usage
-from ostro.entrypoints.api.openai import types as openai_types
+from ostro.entrypoints.api.openai.chat_answers import ChatAnswers
 from ostro.entrypoints.operations.tasks.text import ChoiceBuilder, Generation
 
 
@@ -76,7 +76,7 @@ def test_reasoning_and_tool_calls_are_parts_of_a_message() -> None:
     builder = ChoiceBuilder()
     for event in SCRIPT:
         builder.add(event)
-    found = msgspec.to_builtins(openai_types.chat_choice(builder.build(), str))
+    found = msgspec.to_builtins(ChatAnswers(str).choice(builder.build()))
     message = found["message"]
     assert message["content"] == "Let me see."
     assert message["reasoning_content"] == "The user wants Paris."
@@ -87,9 +87,11 @@ def test_reasoning_and_tool_calls_are_parts_of_a_message() -> None:
 
 
 def test_the_chunks_of_a_stream_add_up_to_the_message() -> None:
+    answers = ChatAnswers(str)
     chunks = [
-        msgspec.to_builtins(openai_types.chat_chunk_choice(event, str, first=i == 0))
+        msgspec.to_builtins(choice)
         for i, event in enumerate(SCRIPT)
+        for choice in answers.chunk_choices(event, first=i == 0)
     ]
     deltas = [chunk["delta"] for chunk in chunks]
     assert [delta.get("role") for delta in deltas] == ["assistant", *[None] * (len(SCRIPT) - 1)]
@@ -108,5 +110,6 @@ def test_the_chunks_of_a_stream_add_up_to_the_message() -> None:
 
 @pytest.mark.parametrize("event", [Text(text="hi"), ChoiceEnd(finish="stop")])
 def test_the_first_chunk_has_a_role_and_content(event: Event) -> None:
-    delta = msgspec.to_builtins(openai_types.chat_chunk_choice(event, str, first=True))["delta"]
+    [choice] = ChatAnswers(str).chunk_choices(event, first=True)
+    delta = msgspec.to_builtins(choice)["delta"]
     assert delta == {"role": "assistant", "content": getattr(event, "text", "")}
