@@ -44,8 +44,8 @@ class OllamaOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     Those from `numa` to `num_keep` configure Ollama's own runner and have no effect on a running
     server, as `mirostat_tau` and `mirostat_eta` without Mirostat. `num_ctx` limits the tokens of
     prompt and output together; the context length that the server determines when it starts is the
-    limit of larger ones. `logit_bias` maps token ids to biases; `reasoning_effort` is that of
-    chats without `think`.
+    limit of larger ones. `logit_bias` maps token ids to biases, or is a text such as "5:1, 7:-2";
+    `reasoning_effort` is that of chats without `think`.
     """
 
     unsupported: ClassVar[Mapping[str, str]] = {"grammar": "a grammar; use the field format"}
@@ -61,7 +61,7 @@ class OllamaOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     repeat_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
+    logit_bias: dict[int, float] | str | None = None
     reasoning_effort: ReasoningEffort | None = None
     num_ctx: int | None = None
     repeat_last_n: int | None = None
@@ -113,17 +113,40 @@ def set_sampling(request: TextRequest, options: OllamaOptions) -> None:
     """Set the sampling parameters of a request.
 
     As in Ollama, `num_predict` below 1 sets no limit, and a window of 0 tokens turns the penalties
-    off. Raises as `check_options`.
+    off. Raises as `check_options` and `bias_of`.
     """
     check_options(options)
     for name, field in SAMPLING.items():
         if (value := getattr(options, name)) is not None:
             setattr(request, field, value)
+    if options.logit_bias is not None:
+        request.logit_bias = bias_of(options.logit_bias)
     if options.num_predict is not None and options.num_predict < 1:
         request.max_tokens = None
     if options.repeat_last_n == 0:
         request.repetition_penalty = 1.0
         request.presence_penalty = request.frequency_penalty = 0.0
+
+
+def bias_of(given: Mapping[int, float] | str) -> Mapping[int, float]:
+    """Return the bias by token id: Open WebUI sends the text that its users write.
+
+    Raises RequestError for a text of another form.
+    """
+    if not isinstance(given, str):
+        return given
+    bias = dict[int, float]()
+    for pair in given.split(",") if given.strip() else ():
+        token, _, value = pair.partition(":")
+        try:
+            bias[int(token)] = float(value)
+        except ValueError:
+            raise RequestError(
+                f"options.logit_bias: {pair.strip()!r:.40} is not a token id and its bias, such as "
+                "5:1",
+                param="options.logit_bias",
+            ) from None
+    return bias
 
 
 def json_of(value: Any) -> str:
