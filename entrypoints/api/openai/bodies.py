@@ -32,7 +32,7 @@ from ostro.entrypoints.api.openai.thinking import (
     agreed,
     read_thinking,
 )
-from ostro.entrypoints.api.openai.tools import read_choice, read_tools
+from ostro.entrypoints.api.openai.tools import read_chat_tools, read_choice
 from ostro.entrypoints.operations.documents.metadata import Metadata
 from ostro.entrypoints.operations.requests.model_body import ModelBody
 
@@ -282,7 +282,7 @@ class ChatBody(TextBody, kw_only=True):
             **self.text_fields(),
             messages=read_messages(self.messages),
             logprobs=read_logprobs(self.logprobs, self.top_logprobs),
-            tools=read_tools(self.tools),
+            tools=read_chat_tools(self.tools),
             tool_choice=calls.mode,
             allowed_tools=calls.tools,
             parallel_tool_calls=self.parallel_tool_calls,

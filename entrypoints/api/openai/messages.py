@@ -130,10 +130,9 @@ def check_message(message: Message, where: str) -> None:
 
 def read_call(call: Mapping[str, Any], where: str) -> ToolCall:
     """Return a tool call; its arguments may be an object, as transformers writes them."""
+    if call.get("type") == "custom":
+        return read_custom_call(call, where)
     function, id = call.get("function", call), call.get("id") or ""
-    match call:
-        case {"type": "custom", "custom": {"name": given, "input": str(text)}}:
-            function = {"name": given, "arguments": arguments_of(text)}
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str) or not isinstance(id, str):
         raise RequestError(f"{where}.tool_calls has an entry without a function", param="messages")
@@ -141,6 +140,18 @@ def read_call(call: Mapping[str, Any], where: str) -> ToolCall:
     if not isinstance(arguments, str):
         arguments = msgspec.json.encode({} if arguments is None else arguments).decode()
     return ToolCall(name=name, arguments=arguments, id=id)
+
+
+def read_custom_call(call: Mapping[str, Any], where: str) -> ToolCall:
+    """Return a call of a custom tool as the model has written it."""
+    id = call.get("id") or ""
+    match call.get("custom"):
+        case {"name": str(name), "input": str(input)} if isinstance(id, str):
+            return ToolCall(name=name, arguments=arguments_of(input), id=id)
+    raise RequestError(
+        f"{where}.tool_calls has a custom call without custom.name and custom.input",
+        param="messages",
+    )
 
 
 def read_content(

@@ -6,7 +6,7 @@ The text pipeline finds reasoning and tool calls in answers by the notation of t
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any, Literal, TypeVar
 
 from msgspec import UNSET, UnsetType
@@ -20,10 +20,10 @@ from ostro.entrypoints.api.openai.bodies import (
     CompletionBody,
     StreamOptions,
 )
-from ostro.entrypoints.api.openai.chat_answers import ChatAnswers
+from ostro.entrypoints.api.openai.chat_choices import ChatChoices
 from ostro.entrypoints.api.openai.chat_store import PREFIX, StoredChats
 from ostro.entrypoints.api.openai.stored_chats import stored_chat
-from ostro.entrypoints.api.openai.tools import custom_names
+from ostro.entrypoints.api.openai.tools import custom_names, custom_places
 from ostro.entrypoints.api.openai.types import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -52,18 +52,21 @@ async def chat(
     request, documents = await convert_aside(body.to_request), operations.documents
     if body.store:  # a store that does not work is known before the generation
         await documents.state.require_room_for(caller.name, 1, body.messages)
-    generation = await operations.chat(request, caller)
+    with custom_places(body.tools):
+        generation = await operations.chat(request, caller)
     head, token_bytes = heading("chatcmpl", generation.model), generation.token_bytes
+    choices = ChatChoices(
+        token_bytes, custom_names(body.tools), shows_reasoning=body.shows_reasoning
+    )
     if body.store:
         head["id"] = new_id(PREFIX)
-    answers = ChatAnswers(token_bytes, custom_names(body.tools), body.shows_reasoning)
     tier: Literal["default"] | UnsetType = UNSET if body.service_tier is None else "default"
 
     def completion(done: Completion) -> ChatCompletion:
         first = done.choices[0].prompt_logprobs
         return ChatCompletion(
             **head,
-            choices=[answers.choice(choice) for choice in done.choices],
+            choices=[choices.whole(choice) for choice in done.choices],
             usage=types.usage(done.usage),
             metadata=unless_none(body.metadata),
             service_tier=tier,
@@ -79,7 +82,7 @@ async def chat(
 
     if body.stream:
         generation.on_end = store if body.store else None
-        return chunks(generation, body, new_chunk, answers.chunk_choices)
+        return chunks(generation, body, new_chunk, choices.chunks)
     done = await generation.collect()
     if body.store:
         await store(done)
@@ -94,8 +97,8 @@ async def completions(
     generation = await operations.complete(request, caller, default_max_tokens=COMPLETION_TOKENS)
     head, token_bytes = heading("cmpl", generation.model), generation.token_bytes
 
-    def to_choices(event: Event, first: bool) -> Iterator[TextChoice]:
-        yield types.completion_chunk_choice(event, token_bytes)
+    def to_choices(event: Event, first: bool) -> list[TextChoice]:
+        return [types.completion_chunk_choice(event, token_bytes)]
 
     def new_chunk(**fields: Any) -> TextCompletionChunk:
         return TextCompletionChunk(**head, **fields)
@@ -120,13 +123,13 @@ async def chunks(
     generation: Generation,
     body: ChatBody | CompletionBody,
     new_chunk: Callable[..., Chunk],
-    to_choices: Callable[[Event, bool], Iterator[Any]],
+    to_choices: Callable[[Event, bool], Iterable[Any]],
 ) -> AsyncGenerator[Chunk, None]:
     """Yield the chunks of a generation, and the usage if requested.
 
     The last chunk of each choice lists its adapters. new_chunk: makes a chunk of its choices and
-    further fields. to_choices: converts an event to choices, each of which is in a chunk of its
-    own; the argument is true for the first event of a choice.
+    further fields. to_choices: converts an event to choices, each of a chunk of its own; the
+    argument is true for the first event of a choice.
     """
     options = body.stream_options or StreamOptions()
     begun: set[int] = set()
@@ -135,7 +138,6 @@ async def chunks(
             if isinstance(event, Reasoning) and not body.shows_reasoning:
                 continue
             choices = list(to_choices(event, event.index not in begun))
-            begun.add(event.index)
             for choice in choices:
                 chunk = new_chunk(choices=[choice])
                 if isinstance(event, ChoiceEnd) and choice is choices[-1]:
@@ -144,6 +146,7 @@ async def chunks(
                     continuous = options.continuous_usage_stats
                     chunk.usage = types.usage(generation.usage) if continuous else None
                 yield chunk
+            begun.add(event.index)
     finally:
         await generation.aclose()
     if options.include_usage:

@@ -10,12 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ostro.core.messages.outputs import Finish, TokenLogprobs
-from ostro.core.messages.text import (
-    ChoiceEnd,
-    Event,
-    Text,
-    Usage,
-)
+from ostro.core.messages.text import ChoiceEnd, Event, Text, Usage
 from ostro.core.tokenizer.detokenizer import token_name
 from ostro.entrypoints.operations.tasks.text import CompletionChoice
 
@@ -125,7 +120,7 @@ class MessageToolCall(msgspec.Struct, kw_only=True, tag_field="type", tag="funct
     function: Function
 
 
-class CustomInput(msgspec.Struct, kw_only=True):
+class CustomCall(msgspec.Struct, kw_only=True):
     """A call of a custom tool; `input` is a text."""
 
     name: str
@@ -136,7 +131,7 @@ class MessageCustomCall(msgspec.Struct, kw_only=True, tag_field="type", tag="cus
     """A call of a custom tool in a message."""
 
     id: str
-    custom: CustomInput
+    custom: CustomCall
 
 
 class FunctionDelta(msgspec.Struct, kw_only=True):
@@ -147,16 +142,16 @@ class FunctionDelta(msgspec.Struct, kw_only=True):
 
 
 class CustomDelta(msgspec.Struct, kw_only=True):
-    """The next part of a call of a custom tool."""
+    """The name of a call of a custom tool, or all of its input."""
 
     name: str | UnsetType = UNSET
     input: str = ""
 
 
 class ToolCallDelta(msgspec.Struct, kw_only=True):
-    """The next part of a tool call; the first one has its id, type and name.
+    """The next part of a tool call. The first one has its id and name.
 
-    The input of a custom tool is in one part, at the end of the choice.
+    It has a `function` or a `custom` tool; of a function, the first one alone has the type.
     """
 
     index: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -36,6 +37,8 @@ NEUTRAL: Mapping[str, tuple[Any, str]] = {
 
 Others are ignored by name: they change how tokens are drawn, not what a response contains.
 """
+BIAS = re.compile(r"\s*(\d{1,11})\s*:\s*(-?\d+(?:\.\d+)?)\s*", re.ASCII)
+"""A token id and its bias in a text."""
 
 
 class OllamaOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -44,8 +47,8 @@ class OllamaOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     Those from `numa` to `num_keep` configure Ollama's own runner and have no effect on a running
     server, as `mirostat_tau` and `mirostat_eta` without Mirostat. `num_ctx` limits the tokens of
     prompt and output together; the context length that the server determines when it starts is the
-    limit of larger ones. `logit_bias` maps token ids to biases, or is a text such as "5:1, 7:-2";
-    `reasoning_effort` is that of chats without `think`.
+    limit of larger ones. `logit_bias` maps token ids to biases, as an object or as the text
+    "5:1, 17:-2" of Open WebUI; `reasoning_effort` is that of chats without `think`.
     """
 
     unsupported: ClassVar[Mapping[str, str]] = {"grammar": "a grammar; use the field format"}
@@ -113,14 +116,14 @@ def set_sampling(request: TextRequest, options: OllamaOptions) -> None:
     """Set the sampling parameters of a request.
 
     As in Ollama, `num_predict` below 1 sets no limit, and a window of 0 tokens turns the penalties
-    off. Raises as `check_options` and `bias_of`.
+    off. Raises as `check_options`.
     """
     check_options(options)
     for name, field in SAMPLING.items():
         if (value := getattr(options, name)) is not None:
             setattr(request, field, value)
-    if options.logit_bias is not None:
-        request.logit_bias = bias_of(options.logit_bias)
+    if isinstance(options.logit_bias, str):
+        request.logit_bias = read_bias(options.logit_bias)
     if options.num_predict is not None and options.num_predict < 1:
         request.max_tokens = None
     if options.repeat_last_n == 0:
@@ -128,25 +131,16 @@ def set_sampling(request: TextRequest, options: OllamaOptions) -> None:
         request.presence_penalty = request.frequency_penalty = 0.0
 
 
-def bias_of(given: Mapping[int, float] | str) -> Mapping[int, float]:
-    """Return the bias by token id: Open WebUI sends the text that its users write.
-
-    Raises RequestError for a text of another form.
-    """
-    if not isinstance(given, str):
-        return given
-    bias = dict[int, float]()
-    for pair in given.split(",") if given.strip() else ():
-        token, _, value = pair.partition(":")
-        try:
-            bias[int(token)] = float(value)
-        except ValueError:
-            raise RequestError(
-                f"options.logit_bias: {pair.strip()!r:.40} is not a token id and its bias, such as "
-                "5:1",
-                param="options.logit_bias",
-            ) from None
-    return bias
+def read_bias(text: str) -> dict[int, float]:
+    """Return the biases in a text by token id. Raises RequestError for a malformed one."""
+    pairs = [BIAS.fullmatch(each) for each in text.split(",")] if text.strip() else []
+    if None in pairs:
+        raise RequestError(
+            "options.logit_bias: expected token ids and their biases in the form 5:1, 17:-2, got "
+            f"{text!r:.80}",
+            param="options.logit_bias",
+        )
+    return {int(pair[1]): float(pair[2]) for pair in pairs if pair is not None}
 
 
 def json_of(value: Any) -> str:

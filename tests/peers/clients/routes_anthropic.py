@@ -158,6 +158,16 @@ def accepted(name: str, *blocks: dict[str, Any], turns: list[Any] | None = None)
     return Feature("POST /v1/messages", f"create, {name}", whole)
 
 
+async def typed_tool(client: Any) -> None:
+    tool = {"type": "bash_20250124", "name": "bash"}
+    made = await wait(
+        client.messages.create(
+            messages=WEATHER, tools=[tool], tool_choice={"type": "any"}, **GREEDY
+        )
+    )
+    assert made.content[0].type == "tool_use" and made.content[0].name == "bash"
+
+
 def refused(name: str, *words: str, content: Any = None, **fields: Any) -> Feature:
     """A block or a field that the server rejects by name."""
 
@@ -342,6 +352,7 @@ TURNS = [*ASKED, {"role": "assistant", "content": [THOUGHT, SAID]}]
 FEATURES = [
     Feature(MESSAGE, "create", message, message_stream),
     Feature(MESSAGE, "stream", None, message_helper),
+    Feature(MESSAGE, "create, bash_20250124", typed_tool),
     Feature(MESSAGE, "create, max_tokens, stop_sequences", message_limits),
     Feature(MESSAGE, "create or stream, tools", message_tools, message_tools_stream),
     Feature(MESSAGE, "parse or stream, output_format", message_parse, message_parse_stream),

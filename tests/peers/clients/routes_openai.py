@@ -6,6 +6,7 @@ python routes_openai.py http://127.0.0.1:8000 [FEATURE ...]
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import openai
@@ -103,6 +104,15 @@ async def chat_tools(client: Any) -> None:
     turns = [*WEATHER, message, {"role": "tool", "tool_call_id": call.id, "content": REPORT}]
     made = await wait(client.chat.completions.create(messages=turns, **tools))
     assert "21" in made.choices[0].message.content
+
+
+async def chat_custom(client: Any) -> None:
+    form = {"type": "grammar", "grammar": {"syntax": "regex", "definition": "[ab]{2,4}"}}
+    tool = {"type": "custom", "custom": {"name": "note", "format": form}}
+    tools = {**CHAT, "tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
+    made = await wait(client.chat.completions.create(messages=WEATHER, **tools))
+    (call,) = made.choices[0].message.tool_calls
+    assert call.type == "custom" and re.fullmatch("[ab]{2,4}", call.custom.input)
 
 
 async def chat_tools_stream(client: Any) -> None:
@@ -445,6 +455,7 @@ FEATURES = [
     Feature(CHATS, "create, n, logprobs", chat_logprobs, chat_logprobs_stream),
     Feature(CHATS, "create, max_completion_tokens, stop", chat_limits),
     Feature(CHATS, "create, tools", chat_tools, chat_tools_stream),
+    Feature(CHATS, "create, custom tool with a format", chat_custom),
     Feature(CHATS, "parse or stream, response_format", chat_parse, chat_helper),
     Feature(CHATS, "parse or stream, tools", chat_tool_parse, chat_tool_helper),
     Feature(CHATS, "create, json_object", chat_json),

@@ -126,7 +126,7 @@ def test_other_requests_constrain_nothing(model: ServedModel, fields: dict[str, 
         (allowed("maybe", "look"), "expected auto, none, required"),
         (allowed("auto"), "expected auto, none, required"),
         ({"type": "function"}, "has no name"),
-        ({"type": "custom", "custom": {"name": "look"}}, "expected auto, none, required"),
+        ({"type": "mcp", "name": "look"}, "expected auto, none, required"),
         ("always", "expected auto, none, required"),
     ],
 )

@@ -13,7 +13,7 @@ from echo.generation import SCRIPT
 
 from ostro.core.messages.outputs import TokenLogprobs
 from ostro.core.messages.text import ChoiceEnd, Event, Text, Usage
-from ostro.entrypoints.api.openai.chat_answers import ChatAnswers
+from ostro.entrypoints.api.openai.chat_choices import ChatChoices
 from ostro.entrypoints.operations.tasks.text import ChoiceBuilder, Generation
 
 
@@ -76,7 +76,7 @@ def test_reasoning_and_tool_calls_are_parts_of_a_message() -> None:
     builder = ChoiceBuilder()
     for event in SCRIPT:
         builder.add(event)
-    found = msgspec.to_builtins(ChatAnswers(str).choice(builder.build()))
+    found = msgspec.to_builtins(ChatChoices(Pipeline().token_bytes).whole(builder.build()))
     message = found["message"]
     assert message["content"] == "Let me see."
     assert message["reasoning_content"] == "The user wants Paris."
@@ -87,12 +87,9 @@ def test_reasoning_and_tool_calls_are_parts_of_a_message() -> None:
 
 
 def test_the_chunks_of_a_stream_add_up_to_the_message() -> None:
-    answers = ChatAnswers(str)
-    chunks = [
-        msgspec.to_builtins(choice)
-        for i, event in enumerate(SCRIPT)
-        for choice in answers.chunk_choices(event, first=i == 0)
-    ]
+    choices = ChatChoices(Pipeline().token_bytes)
+    made = [choices.chunks(event, first=i == 0) for i, event in enumerate(SCRIPT)]
+    chunks = [msgspec.to_builtins(chunk) for [chunk] in made]
     deltas = [chunk["delta"] for chunk in chunks]
     assert [delta.get("role") for delta in deltas] == ["assistant", *[None] * (len(SCRIPT) - 1)]
     assert "".join(x.get("reasoning_content", "") for x in deltas) == "The user wants Paris."
@@ -110,6 +107,6 @@ def test_the_chunks_of_a_stream_add_up_to_the_message() -> None:
 
 @pytest.mark.parametrize("event", [Text(text="hi"), ChoiceEnd(finish="stop")])
 def test_the_first_chunk_has_a_role_and_content(event: Event) -> None:
-    [choice] = ChatAnswers(str).chunk_choices(event, first=True)
-    delta = msgspec.to_builtins(choice)["delta"]
+    [chunk] = ChatChoices(Pipeline().token_bytes).chunks(event, first=True)
+    delta = msgspec.to_builtins(chunk)["delta"]
     assert delta == {"role": "assistant", "content": getattr(event, "text", "")}
