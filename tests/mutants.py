@@ -1519,6 +1519,10 @@ ENTRYPOINTS: Mapping[str, Mapping[str, Change]] = {
             "if encrypted is None or not encrypted.startswith(CARRIED):",
             "if True:",
         ),
+        "failed-patch-is-stored-as-completed": (
+            "return replace(item, id=id)",
+            'return replace(item, id=id, status="completed")',
+        ),
     },
     "entrypoints/api/openai/responses/tools.py": {
         "hosted-tool-is-one-of-the-client": (
@@ -1526,6 +1530,16 @@ ENTRYPOINTS: Mapping[str, Mapping[str, Change]] = {
             "return kind in HOSTED",
         ),
         "names-for-the-model-are-ambiguous": ("if function.name in names:", "if False:"),
+        "deferred-tools-are-in-the-prompt": (
+            "if not (searches and function.tool.defer_loading is True)",
+            "if True",
+        ),
+    },
+    "plugins/apis/anthropic/client_tools.py": {
+        "fields-of-other-types-are-read": (
+            "return replace(tool, **dict.fromkeys(unknown))",
+            "return tool",
+        ),
     },
     "plugins/apis/anthropic/context_editing.py": {
         "results-begin-a-turn": (
@@ -1539,6 +1553,28 @@ ENTRYPOINTS: Mapping[str, Mapping[str, Change]] = {
         "least-tokens-are-not-compared": (
             "if self.clear_at_least is not None and tokens < self.clear_at_least.value:",
             "if False:",
+        ),
+    },
+    "entrypoints/api/openai/responses/client_items.py": {
+        "call-with-other-arguments-is-complete": (
+            'self.status = "incomplete"',
+            "pass",
+        ),
+        "local-shell-call-has-two-ids": (
+            'begun["call_id"] = begun["id"] = new_id("lsh_")',
+            'begun["id"] = new_id("lsh_")',
+        ),
+    },
+    "entrypoints/api/openai/responses/runner.py": {
+        "turn-of-a-cancelled-response-stays": (
+            "if stored is None or stored.status != done.status:",
+            "if stored is None:",
+        ),
+    },
+    "entrypoints/api/openai/chat_choices.py": {
+        "inputs-of-other-choices-end-with-the-first": (
+            "self.arguments.pop(event.index, {}).items()",
+            "self.arguments.pop(0, {}).items()",
         ),
     },
     "entrypoints/api/openai/thinking.py": {
@@ -1586,15 +1622,19 @@ ENTRYPOINTS: Mapping[str, Mapping[str, Change]] = {
         ),
     },
     "entrypoints/api/openai/tools.py": {
+        "fields-of-custom-tools-are-those-of-functions": (
+            'if FIELD.match(error.param or ""):',
+            "if False:",
+        ),
         "forced-function-is-one-of-all-tools": (
-            'return AllowedCalls("required", [function_name(choice)])',
+            'return AllowedCalls("required", [chosen_name(choice)])',
             'return AllowedCalls("required")',
         ),
     },
     "entrypoints/api/openai/text.py": {
         "each-chunk-has-the-role": (
-            "to_choice(event, event.index not in begun)",
-            "to_choice(event, True)",
+            "to_choices(event, event.index not in begun)",
+            "to_choices(event, True)",
         ),
         "usage-is-in-each-chunk": (
             "types.usage(generation.usage) if continuous else None",

@@ -83,7 +83,8 @@ async def chat(
     if body.stream:
         generation.on_end = store if body.store else None
         return chunks(generation, body, new_chunk, choices.chunks)
-    done = await generation.collect()
+    with custom_places(body.tools):
+        done = await generation.collect()
     if body.store:
         await store(done)
     return completion(done)
@@ -134,19 +135,20 @@ async def chunks(
     options = body.stream_options or StreamOptions()
     begun: set[int] = set()
     try:
-        async for event in generation:
-            if isinstance(event, Reasoning) and not body.shows_reasoning:
-                continue
-            choices = list(to_choices(event, event.index not in begun))
-            for choice in choices:
-                chunk = new_chunk(choices=[choice])
-                if isinstance(event, ChoiceEnd) and choice is choices[-1]:
-                    chunk.adapter_generations = unless_none(generation.generations)
-                if options.include_usage:
-                    continuous = options.continuous_usage_stats
-                    chunk.usage = types.usage(generation.usage) if continuous else None
-                yield chunk
-            begun.add(event.index)
+        with custom_places(body.tools if isinstance(body, ChatBody) else None):
+            async for event in generation:
+                if isinstance(event, Reasoning) and not body.shows_reasoning:
+                    continue
+                choices = list(to_choices(event, event.index not in begun))
+                begun.add(event.index)
+                for choice in choices:
+                    chunk = new_chunk(choices=[choice])
+                    if isinstance(event, ChoiceEnd) and choice is choices[-1]:
+                        chunk.adapter_generations = unless_none(generation.generations)
+                    if options.include_usage:
+                        continuous = options.continuous_usage_stats
+                        chunk.usage = types.usage(generation.usage) if continuous else None
+                    yield chunk
     finally:
         await generation.aclose()
     if options.include_usage:

@@ -8,6 +8,7 @@ import msgspec
 
 from ostro.core.routes import Route
 from ostro.entrypoints.api.openai.bodies import ChatBody
+from ostro.entrypoints.api.openai.tools import custom_places
 from ostro.entrypoints.operations.access.caller import Caller
 from ostro.entrypoints.operations.operations import Operations
 from ostro.entrypoints.operations.requests.decoding import convert_aside
@@ -23,7 +24,8 @@ class InputTokens(msgspec.Struct, kw_only=True):
 async def count(operations: Operations, caller: Caller, body: ChatBody) -> InputTokens:
     """Count the prompt tokens of a chat."""
     request = await convert_aside(body.to_request)
-    return InputTokens(input_tokens=await operations.count(request, caller))
+    with custom_places(body.tools):
+        return InputTokens(input_tokens=await operations.count(request, caller))
 
 
 ROUTES: tuple[Route, ...] = (

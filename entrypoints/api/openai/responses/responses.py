@@ -403,6 +403,8 @@ class ResponseRun:
                     yield event
             for event in builder.end(self.generation):
                 yield event
+        except (RequestError, Unsupported) as error:
+            raise with_own_field(with_own_place(error, self.functions)) from None
         finally:
             await self.generation.aclose()
             self.response = builder.response

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import openai
 import pytest
 from echo.server import Running, Start, make_client, make_state, user, wait_until
-from tiny.server import RunningServer, serving
+from tiny.server import RunningServer
 
 from ostro.core.messages.text import ChoiceEnd, Event, ToolCallArguments, ToolCallStart
 from ostro.core.messages.text_requests import Grammar, Regex, Tool
-from ostro.core.settings import STARTER, Settings
 from ostro.entrypoints.api.openai.bodies import ChatBody
 from ostro.entrypoints.api.openai.chat_choices import ChatChoices
 from ostro.entrypoints.api.openai.custom_tools import custom_tool
@@ -60,15 +58,6 @@ def server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Running:
 @pytest.fixture(scope="module")
 def whole(start: Start) -> Running:
     return start(template=WHOLE)
-
-
-@pytest.fixture(scope="module")
-def drawing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server whose engine draws tokens at random."""
-    template = tmp_path_factory.mktemp("templates") / "json.jinja"
-    template.write_text(ECHO)
-    with serving(Settings(reference=STARTER, chat_template=str(template))) as running:
-        yield running
 
 
 def parts(calls: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
@@ -293,7 +282,7 @@ def test_a_choice_names_a_custom_tool() -> None:
 )
 @pytest.mark.parametrize("allowed", [False, True])
 def test_the_input_follows_the_format(
-    drawing: RunningServer, tool: dict[str, Any], inputs: str, allowed: bool
+    random_server: RunningServer, tool: dict[str, Any], inputs: str, allowed: bool
 ) -> None:
     choice: dict[str, Any] = {"type": "custom", "custom": {"name": "patch"}}
     if allowed:
@@ -301,7 +290,7 @@ def test_the_input_follows_the_format(
         choice = {"type": "allowed_tools", "allowed_tools": some}
     body = {"messages": [user("hi")], "tools": [WEATHER, tool], "tool_choice": choice}
     sampling = {"max_tokens": 200, "temperature": 2, "seed": 1}
-    answer = drawing.post("/v1/chat/completions", **body, **sampling)
+    answer = random_server.post("/v1/chat/completions", **body, **sampling)
     assert answer.status_code == 200, answer.text
     calls = answer.json()["choices"][0]["message"]["tool_calls"]
     assert calls[0]["type"] == "custom" and calls[0]["custom"]["name"] == "patch"
@@ -314,13 +303,17 @@ def test_the_input_follows_the_format(
     [(with_format("start: absent"), "absent"), (with_pattern("[a"), "regular expression")],
 )
 def test_formats_that_are_no_grammars_are_refused(
-    drawing: RunningServer, tool: dict[str, Any], words: str
+    random_server: RunningServer, tool: dict[str, Any], words: str
 ) -> None:
-    answer = drawing.post("/v1/chat/completions", messages=[user("hi")], tools=[WEATHER, tool])
+    answer = random_server.post(
+        "/v1/chat/completions", messages=[user("hi")], tools=[WEATHER, tool]
+    )
     error = answer.json()["error"]
     assert answer.status_code == 400 and words in error["message"], error
     assert error["message"].startswith("tools[1].custom.format: ")
     assert error["param"] == "tools[1].custom.format"
+    body = {"messages": [user("hi")], "tools": [WEATHER, tool], "stream": True}
+    assert random_server.post("/v1/chat/completions", **body).json() == answer.json()
 
 
 def changed(**fields: Any) -> dict[str, Any]:
@@ -357,6 +350,12 @@ def test_malformed_tools_are_refused(server: Running, tool: dict[str, Any], fiel
     error = answer.json()["error"]
     assert error["param"] == f"tools[1].custom{field}", error
     assert "tools[1]" in error["message"]
+
+
+def test_the_count_of_tokens_names_the_fields_of_custom_tools(server: Running) -> None:
+    body = {"messages": [user("hi")], "tools": [WEATHER, changed(name="a b")]}
+    error = server.post("/v1/chat/completions/input_tokens", **body).json()["error"]
+    assert error["param"] == "tools[1].custom.name", error
 
 
 def test_other_types_are_refused(server: Running) -> None:

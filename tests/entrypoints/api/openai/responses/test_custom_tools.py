@@ -70,6 +70,9 @@ def test_malformed_formats_are_refused(
     error = response.json()["error"]
     assert "tools[1].format" in error["message"] and words in error["message"], error
     assert error["param"].startswith("tools[1].format")
+    space = {"type": "namespace", "name": "a", "tools": [function, tool]}
+    error = ask(random_server, tools=[function, space]).json()["error"]
+    assert error["param"].startswith("tools[1].tools[1].format"), error
 
 
 def test_a_grammar_that_recurs(random_server: RunningServer) -> None:
