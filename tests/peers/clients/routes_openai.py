@@ -292,7 +292,7 @@ async def response_shell(client: Any) -> None:
     made = await wait(
         client.responses.create(input="a", tools=[tool], tool_choice="required", **RESPONSE)
     )
-    call = made.output[0]
+    call = made.output[-1]
     assert call.type == "local_shell_call" and call.action.type == "exec"
     output = {"type": "local_shell_call_output", "id": call.call_id, "output": "b"}
     made = await wait(

@@ -127,6 +127,7 @@ def test_a_call_has_the_fields_of_its_type(speaker: Running, case: Case, streams
         assert type(call) is KINDS[name] and call.status == "completed"
         assert call.model_dump(exclude_unset=True, include=set(fields)) == fields
         assert [tool.type for tool in response.tools] == [name]
+        assert (call.id == call.call_id) == (name == "local_shell")
         again = client.responses.retrieve(response.id)
         assert again.output == response.output
 
