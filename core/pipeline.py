@@ -75,6 +75,8 @@ class CheckpointSummary:
     parameters    their number; None if it does not follow from the shapes of packed tensors
     digest        64 hexadecimal digits, the same for the same files in the same formats; it
                   depends on the headers, sizes and modification times of files, not on all bytes
+    sizes         those of the model, by the keys of GGUF files without the architecture:
+                  "embedding_length", "block_count", "attention.head_count", ...
     """
 
     format: str
@@ -82,6 +84,7 @@ class CheckpointSummary:
     quantization: str
     parameters: int | None
     digest: str = ""
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -89,7 +92,8 @@ class ServedModel:
     """A model on this machine, for pipelines and entry points.
 
     name            the model name in requests
-    raw_config      the parsed config.json; for a GGUF file, its header
+    raw_config      the parsed config.json; of a GGUF file, the config in its header if the
+                    pipelines need it, else empty
     sampling        the values of sampling parameters that requests do not state
     checkpoint      what the headers of its files state
     parsers         the parsers of generated text, by name

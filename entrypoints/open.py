@@ -32,6 +32,16 @@ from ostro.entrypoints.sampling_defaults import sampling_defaults
 
 PACKED = frozenset({"U8", "I32", "U32"})
 """Formats of tensors whose elements hold several weights each."""
+SIZES: Mapping[str, str] = {
+    "hidden_size": "embedding_length",
+    "head_dim": "attention.key_length",
+    "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count",
+    "num_hidden_layers": "block_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "vocab_size": "vocab_size",
+}
+"""Fields of a config.json, and the keys of GGUF files behind the name of the architecture."""
 WITHOUT_TOKENIZER = frozenset({"draw", "speak"})
 """Tasks whose pipelines load the tokenizers of their components themselves."""
 
@@ -47,9 +57,8 @@ def find_model(settings: Settings, plugins: PluginManager) -> ServedModel:
         raw = container.config()
         architecture = architecture_of(container, raw, settings, plugins)
         needed = architecture.inputs is not None or "classify" in architecture.tasks
-        # Preprocessing and the names of labels need the config, lists of models show its sizes.
-        if raw is None and (needed or architecture.gguf_config is not None):
-            raw = header_config(container, architecture)
+        if raw is None and needed:  # preprocessing and the names of labels read the config
+            raw = header_config(container, architecture)  # imports torch
         sampling = sampling_defaults(container, settings.generation_config)
         checkpoint = summary_of(container, raw or {}, settings)
     if not architecture.tasks:
@@ -90,7 +99,17 @@ def summary_of(
         quantization=str(settings.quant or method or most),
         parameters=None if packed else sum(prod(tensor.shape) for tensor in tensors),
         digest=digest_of(container, settings),
+        sizes=sizes_of(container, raw),
     )
+
+
+def sizes_of(container: Container, raw: Mapping[str, Any]) -> dict[str, int]:
+    """Return the sizes that a config or the header of a GGUF file states, by the header's keys."""
+    family = container.metadata.get("general.architecture")
+    config = {**raw, **(raw.get("text_config") or {})}
+    stated = {key: config.get(field) for field, key in SIZES.items()}
+    stated |= {key: container.metadata.get(f"{family}.{key}", stated[key]) for key in stated}
+    return {key: value for key, value in stated.items() if isinstance(value, int)}
 
 
 def digest_of(container: Container, settings: Settings) -> str:

@@ -50,7 +50,9 @@ def test_summary(
     parameters: int | None,
     tmp_path: Path,
 ) -> None:
-    container: Any = SimpleNamespace(path=tmp_path, tensors={each.name: each for each in tensors})
+    container: Any = SimpleNamespace(
+        path=tmp_path, tensors={each.name: each for each in tensors}, metadata={}
+    )
     nbytes = sum(each.nbytes for each in tensors)
     expected = CheckpointSummary(
         format="safetensors", nbytes=nbytes, quantization=quantization, parameters=parameters
@@ -62,9 +64,22 @@ def test_summary(
     assert summary_of(container, raw, Settings(quant=quant)).format == "gguf"
 
 
-def test_the_header_of_a_gguf_file_is_the_config(tmp_path: Path, second: PluginManager) -> None:
+def test_the_header_of_a_gguf_file_has_the_sizes(tmp_path: Path, second: PluginManager) -> None:
+    """The config is not read, since this needs torch, which a server imports in the engine only."""
     model = find_model(Settings(reference=str(make_gguf(tmp_path / "m.gguf"))), second)
-    assert model.raw_config["hidden_size"] == CONFIG["hidden_size"]
+    assert model.raw_config == {} and model.checkpoint is not None
+    sizes = model.checkpoint.sizes
+    assert sizes["embedding_length"] == CONFIG["hidden_size"]
+    assert sizes["block_count"] == CONFIG["num_hidden_layers"]
+    assert sizes["attention.head_count"] == CONFIG["num_attention_heads"]
+
+
+@pytest.mark.parametrize("inner", ["", "text_config"])
+def test_a_config_has_the_sizes(tmp_path: Path, inner: str) -> None:
+    container: Any = SimpleNamespace(path=tmp_path, tensors={}, metadata={})
+    config = {"hidden_size": 64, "num_hidden_layers": "many", "vocab_size": 9}
+    sizes = summary_of(container, {inner: config} if inner else config, Settings()).sizes
+    assert sizes == {"embedding_length": 64, "vocab_size": 9}
 
 
 def test_digests_of_files(tmp_path: Path) -> None:
@@ -76,7 +91,7 @@ def test_digests_of_files(tmp_path: Path) -> None:
         os.utime(folder / "model.safetensors", ns=(0, 10**18))
 
     def digest(path: Path = first, weight: TensorInfo = WEIGHT, quant: str | None = None) -> str:
-        container: Any = SimpleNamespace(path=path, tensors={weight.name: weight})
+        container: Any = SimpleNamespace(path=path, tensors={weight.name: weight}, metadata={})
         return summary_of(container, {}, Settings(quant=quant)).digest
 
     before = digest()

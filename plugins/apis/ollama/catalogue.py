@@ -21,16 +21,6 @@ from ostro.plugins.apis.ollama.templates import reasons, takes_tools
 
 OPTIONS = {field: name for name, field in SAMPLING.items()}
 """Options by the fields of chat requests."""
-SIZES = {
-    "hidden_size": "embedding_length",
-    "head_dim": "attention.key_length",
-    "intermediate_size": "feed_forward_length",
-    "num_attention_heads": "attention.head_count",
-    "num_hidden_layers": "block_count",
-    "num_key_value_heads": "attention.head_count_kv",
-    "vocab_size": "vocab_size",
-}
-"""Fields of a config.json, and the keys of `model_info`, which are those of GGUF files."""
 
 
 def model_of(entry: ModelEntry) -> OllamaModel:
@@ -129,10 +119,10 @@ def facts_of(served: ServedModel, entry: ModelEntry) -> dict[str, str | int]:
         facts["general.parameter_count"] = files.parameters
     if entry.context:
         facts[f"{family}.context_length"] = entry.context
-    config = {**served.raw_config, **(served.raw_config.get("text_config") or {})}
-    for field, key in SIZES.items():
-        if isinstance(config.get(field), int):
-            facts[f"{family}.{key}"] = config[field]
+    if files is not None:
+        facts |= {f"{family}.{key}": size for key, size in files.sizes.items()}
+    if served.vocab:
+        facts.setdefault(f"{family}.vocab_size", served.vocab)
     return facts
 
 

@@ -122,6 +122,7 @@ def test_lists_of_models(client: ollama.Client, server: Running) -> None:
         "general.architecture": "echo",
         "general.basename": "echo",
         "echo.context_length": 4096,
+        "echo.vocab_size": 300,
     }
     assert found.details is not None and found.details.family == "echo"
     assert server.http.get("/api/version").json()["version"].count(".") == 2
