@@ -69,11 +69,10 @@ PARAMETERS: Mapping[str, Mapping[str, Any]] = {
             "type": "string",
             "description": (
                 "For create_file: all lines of the file, each with + in front. For update_file: "
-                "the places that change, each below a line @@. A place has some unchanged lines "
-                "with a space in front, the removed lines with - and the added lines with +. "
-                "Behind @@ can be a line of the file above the place, such as a class or function, "
-                "if the place is not the only one with these lines. No numbers of lines. For "
-                "delete_file: an empty text."
+                "one or more hunks. A hunk begins with a line @@ and has some unchanged lines with "
+                "a space in front, the removed lines with - and the added lines with +. If several "
+                "places have these lines, @@ and the line of the class or function above begin "
+                "the hunk. No line numbers. For delete_file: an empty text."
             ),
         },
     ),
