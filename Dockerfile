@@ -6,7 +6,7 @@
 #   docker run --gpus all -p 1234:1234 -v ostro:/data ostro:cuda serve --host 0.0.0.0 --api-key KEY
 #
 # The wheels of torch contain the CUDA libraries; the host provides the driver. g++ compiles the CPU
-# kernels for the CPU of the host, at the first start; Triton uses it too.
+# kernels when the image is built, for all CPUs; Triton uses it too.
 FROM python:3.13-slim
 
 # hadolint ignore=DL3008

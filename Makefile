@@ -1,4 +1,4 @@
-# `make help` lists the targets. They need Python 3.11 or newer, make and a C++ compiler.
+# `make help` lists the targets. They need Python 3.11 or newer and make; kernels are fast with g++.
 # VENV is the environment; PYTHON creates it (default: the first one that is new enough).
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -18,6 +18,7 @@ help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s  %s\n", $$1, $$2}' Makefile
 
 run: $(VENV)/run  ## install ostro in .venv and answer a prompt with the starter model
+	@$(BIN)/python -m ostro.core.native
 	@$(BIN)/ostro run -i "What is 27 + 15?" </dev/null
 	@echo
 	@echo "That was the starter model, which comes with ostro. Now try:"
@@ -58,13 +59,20 @@ hooks: $(VENV)/dev  ## install the git hooks: lint, format and types before each
 recordings: $(VENV)/dev  ## record the images of docs/recordings with tmux
 	$(BIN)/python docs/recordings/record.py
 
-wheel: $(VENV)/dev  ## build the wheel into dist
-	$(PIP) wheel --quiet --no-deps -w dist .
+wheel: $(VENV)/dev  ## build the wheel, with kernels for this machine type's CPUs, into dist
+	rm -rf build/wheel
+	$(PIP) wheel --quiet --no-deps -w build/wheel .
+	@mkdir -p dist
+	@case $$(echo build/wheel/*.whl) in \
+	  *-any.whl) cp build/wheel/*.whl dist; echo "dist: a wheel without kernels, which need g++" ;; \
+	  *) PATH="$(abspath $(BIN)):$$PATH" auditwheel repair -w dist build/wheel/*.whl ;; \
+	esac
 
 clean:  ## remove the environment and build outputs
 	rm -rf .venv dist build
 
 $(VENV)/run: pyproject.toml constraints.txt
+	@echo "installing ostro and its dependencies in $(VENV)"
 	@OSTRO_VENV=$(VENV) PYTHON='$(PYTHON)' sh install.sh -c constraints.txt -e .
 	@touch $@
 

@@ -28,7 +28,7 @@ COMMANDS = {
     "store": "list and delete what servers have stored",
     "models": "list the supported architectures and formats",
     "plugins": "list the plugins, their records and their errors",
-    "doctor": "check devices, compilers and libraries of this machine",
+    "doctor": "check devices, kernels and libraries of this machine",
     "completion": "print a completion script for bash, zsh or fish",
 }
 """Their help texts, by name; `ostro.entrypoints.cli` has their modules."""

@@ -80,6 +80,15 @@ CACHE = Variable(
     help="the folder of compiled native kernels, and of launch parameters of GPU kernels",
 )
 
+CPU = Variable(
+    name="OSTRO_CPU",
+    parse=str,
+    default="",
+    help="the instructions of the native CPU kernels: x86-64-v3, x86-64-v4, x86-64-v4-vnni, "
+    "x86-64-v4-bf16, native (compiled for this CPU), or none (kernels in plain torch); default: "
+    "the best that the CPU supports",
+)
+
 HISTORY = Variable(
     name="OSTRO_HISTORY",
     parse=str,
@@ -89,7 +98,7 @@ HISTORY = Variable(
 
 VARIABLES: dict[str, Variable[Any]] = {
     variable.name: variable
-    for variable in (API_KEY, CACHE, DISABLE_PLUGINS, HISTORY, PLUGINS, TRACE_PLUGINS)
+    for variable in (API_KEY, CACHE, CPU, DISABLE_PLUGINS, HISTORY, PLUGINS, TRACE_PLUGINS)
 }
 
 

@@ -1,9 +1,12 @@
-"""Native libraries: C++ files compiled once for this CPU and cached in $OSTRO_CACHE.
+"""Native libraries: C++ files, prebuilt in the wheel, or compiled once and cached in $OSTRO_CACHE.
 
-A library runs with the rights of the process. It is loaded only if this user or root owns it, no
-other user can write to it, and its bytes have the digest that was stored when it was compiled.
-Otherwise it is compiled again. If the cache cannot be used, libraries are compiled to a temporary
-folder of the process.
+A prebuilt library is in the package, under a name that contains a hash of its source: an edited
+source is compiled, and so are kernels of plugins and of a source tree.
+
+A library runs with the rights of the process. A cached one is loaded only if this user or root owns
+it, no other user can write to it, and its bytes have the digest that was stored when it was
+compiled. Otherwise it is compiled again. If the cache cannot be used, libraries are compiled to a
+temporary folder of the process.
 """
 
 from __future__ import annotations
@@ -15,21 +18,22 @@ import hashlib
 import logging
 import os
 import platform
-import shlex
 import shutil
 import stat
-import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
 from ostro.core.env import CACHE
 from ostro.core.log import warn_once
+from ostro.core.native.build import NATIVE, Compiler, Variant, library_name
+from ostro.core.native.cpu import cpu_flags, cpu_info, this_variant
 
-HEADERS = Path(__file__).parent
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp")
+PREBUILT = Path(__file__).parent / "prebuilt"
+"""The libraries of the wheel, one folder per variant."""
 
 FAILED: dict[str, str] = {}
 """Errors of libraries that could not be compiled or loaded: the process does not try again."""
@@ -38,12 +42,20 @@ logger = logging.getLogger(__name__)
 
 
 def load(source: Path) -> ctypes.CDLL:
-    """The compiled library of a C++ file. Raises ImportError, with the reason, if there is none."""
+    """The library of a C++ file for this CPU.
+
+    Raises ImportError, with the reason, if there is none, and UsageError if OSTRO_CPU is wrong.
+    """
+    variant, reason = this_variant()
+    if variant is None:
+        raise ImportError(reason)
     name = str(source)
     try:
-        name = library_name(source)
+        name = library_name(source, variant)
         if name not in FAILED:
-            return ctypes.CDLL(str(find_or_compile(source, name)))
+            provide_openmp()
+            library = find_prebuilt(name, variant) or find_or_compile(source, variant)
+            return ctypes.CDLL(str(library))
     except (ImportError, OSError) as error:
         if not FAILED:  # one line for all kernels
             logger.warning(
@@ -55,36 +67,80 @@ def load(source: Path) -> ctypes.CDLL:
     raise ImportError(FAILED[name])
 
 
-def library_name(source: Path) -> str:
-    """The file name of a library: a hash of its source, the compiler and the CPU."""
-    key = hashlib.sha256()
-    headers = (HEADERS / "ostro.h", *sorted(source.parent.glob("*.h")))
-    for part in (*(file.read_bytes() for file in (source, *headers)), machine()):
-        key.update(part)
-    return f"{source.parent.name}-{key.hexdigest()[:20]}.so"
+def find_prebuilt(name: str, variant: Variant) -> Path | None:
+    """The library of this name in the wheel, if it has it."""
+    library = PREBUILT / variant.name / name
+    return library if library.is_file() else None
 
 
-def find_or_compile(source: Path, name: str) -> Path:
+@cache
+def provide_openmp() -> None:
+    """Load GNU's OpenMP runtime unless the process has it: libraries use torch's, if it is there.
+
+    Two runtimes would each have a pool of threads.
+    """
+    if not hasattr(ctypes.CDLL(None), "GOMP_parallel"):
+        with suppress(OSError):
+            ctypes.CDLL("libgomp.so.1", mode=ctypes.RTLD_GLOBAL)
+
+
+def find_or_compile(source: Path, variant: Variant) -> Path:
     """The path of an intact library, in the cache or else in the temporary folder."""
+    name = cached_name(source, variant)
     try:
-        return compile_once(source, open_cache() / name)
+        folder = open_cache()
+        # Processes that start together wait for one compilation instead of each running its own.
+        with locked(folder):
+            return ensure(source, variant, folder / name)
     except OSError as error:
         warn_once(
             logger,
             f"the cache of native kernels is not used: {error}. They are compiled for this process "
             "alone",
         )
-    return compile_once(source, temporary_folder() / name)
+    return ensure(source, variant, temporary_folder() / name)
 
 
-def compile_once(source: Path, library: Path) -> Path:
+def compile_package(package: Path, report: Callable[[str], None]) -> None:
+    """Compile all libraries that a package needs on this CPU and does not have, side by side.
+
+    `report` receives what is compiled. Raises ImportError without a compiler, OSError without a
+    cache, and UsageError if OSTRO_CPU is wrong.
+    """
+    variant, _ = this_variant()
+    if variant is None:
+        return
+    # Not package.rglob: in a source tree the folders of the package are links.
+    sources = [source for folder in package.iterdir() for source in folder.rglob("*.cpp")]
+    missing = [s for s in sources if not find_prebuilt(library_name(s, variant), variant)]
+    folder = open_cache()
+    missing.sort(key=lambda source: source.stat().st_size, reverse=True)  # the longest first
+    libraries = {folder / cached_name(source, variant): source for source in missing}
+    with locked(folder), ThreadPoolExecutor(os.cpu_count()) as pool:
+        libraries = {to: source for to, source in libraries.items() if not is_intact(to)}
+        if libraries:
+            report(f"compiling {len(libraries)} native kernels for {variant.name}, once")
+        list(pool.map(lambda to: ensure(libraries[to], variant, to), libraries))
+
+
+def cached_name(source: Path, variant: Variant) -> str:
+    """The file name of a compiled library: a hash of its source, the flags and the compiler.
+
+    Raises ImportError without a compiler.
+    """
+    facts = [library_name(source, variant), compiler().version]
+    if variant == NATIVE:  # which instructions these are depends on the CPU
+        facts += [platform.machine(), cpu_info().get("model name", ""), *sorted(cpu_flags())]
+    key = hashlib.sha256(" ".join(facts).encode())
+    return f"{source.parent.name}-{key.hexdigest()[:20]}.so"
+
+
+def ensure(source: Path, variant: Variant, library: Path) -> Path:
     """Compile a library unless it exists and is intact."""
-    # Processes that start together wait for one compilation instead of each running its own.
-    with locked(library.parent):
-        if not is_intact(library):
-            for file in (library, digest_file(library)):
-                file.unlink(missing_ok=True)
-            build(source, library)
+    if not is_intact(library):
+        for file in (library, digest_file(library)):
+            file.unlink(missing_ok=True)
+        build(source, variant, library)
     return library
 
 
@@ -141,17 +197,11 @@ def digest_of(library: Path) -> str:
     return f"{hashlib.sha256(content).hexdigest()} {len(content)}\n"
 
 
-def build(source: Path, library: Path) -> None:
+def build(source: Path, variant: Variant, library: Path) -> None:
     """Compile `source` to `library`, in a temporary folder beside it: no partial file appears."""
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         compiled = Path(folder) / "compiled.so"
-        command = [*compiler(), *FLAGS, "-shared", "-fPIC", f"-I{HEADERS}"]
-        command += [str(source), "-o", str(compiled)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            lines = [line for line in done.stderr.splitlines() if "error" in line]
-            why = (lines or ["no reason given"])[0].strip()
-            raise ImportError(f"{compiler()[0]} could not compile {source.name}: {why}")
+        compiler().compile(source, variant, compiled)
         compiled.chmod(0o700)  # not left to the umask: `check_owner` refuses group write
         digest = digest_file(compiled)
         digest.write_text(digest_of(compiled))
@@ -182,25 +232,6 @@ def temporary_folder() -> Path:
 
 
 @cache
-def compiler() -> list[str]:
-    """The C++ compiler: $CXX, g++ or clang++. Raises ImportError without one."""
-    if chosen := shlex.split(os.environ.get("CXX", "")):
-        return chosen
-    for name in ("g++", "clang++"):
-        if found := shutil.which(name):
-            return [found]
-    raise ImportError("no C++ compiler is installed (g++ or clang++)")
-
-
-@cache
-def machine() -> bytes:
-    """The compiler, flags and CPU that a compiled file depends on, besides its source."""
-    try:
-        version = subprocess.run([*compiler(), "--version"], capture_output=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise ImportError(f"{compiler()[0]} does not run: {error}") from None
-    facts = [platform.machine(), platform.processor()]
-    if (info := Path("/proc/cpuinfo")).exists():
-        lines = info.read_text().split("\n\n")[0].splitlines()
-        facts += [line for line in lines if line.startswith(("model name", "flags", "Features"))]
-    return version + " ".join([*FLAGS, *facts]).encode()
+def compiler() -> Compiler:
+    """The compiler of this machine. Raises ImportError without one."""
+    return Compiler.find()

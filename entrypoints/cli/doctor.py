@@ -1,4 +1,4 @@
-"""`ostro doctor`: check devices, compilers and libraries of this machine."""
+"""`ostro doctor`: check devices, kernels and libraries of this machine."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from ostro import __version__
+from ostro.core.errors import UsageError
 
 Line = tuple[str, str, str]
 """Subject, finding, and advice ("" if none is needed)."""
@@ -50,9 +51,7 @@ def system() -> Iterator[Line]:
     yield "python", f"{platform.python_version()} on {platform.system()} {platform.machine()}", ""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     yield "cores", str(cores), ""
-    compiler = shutil.which("g++") or shutil.which("clang++")
-    advice = "" if compiler else "install g++: models run slower on the CPU without it"
-    yield "C++ compiler", compiler or "none", advice
+    yield "C++ compiler", shutil.which("g++") or shutil.which("clang++") or "none", ""
 
 
 def packages() -> Iterator[Line]:
@@ -76,6 +75,7 @@ def devices() -> Iterator[Line]:
     capability = torch.backends.cpu.get_cpu_capability()
     advice = "" if bf16 else "bf16 models compute in float32 on this CPU"
     yield "cpu", f"{capability}, bf16 {'yes' if bf16 else 'no'}", advice
+    yield native_kernels()
     yield "memory", f"{format_bytes(free_bytes(torch.device('cpu')))} free", ""
     if not torch.cuda.is_available():
         yield (
@@ -90,6 +90,27 @@ def devices() -> Iterator[Line]:
         size = properties.total_memory / 2**30
         kind = f"sm_{properties.major}{properties.minor}"
         yield f"cuda:{i}", f"{properties.name}, {size:.0f} GiB, {kind}", ""
+
+
+def native_kernels() -> Line:
+    """Which instructions the native kernels use and why, and where the kernels come from."""
+    from ostro.core.native.cpu import this_variant
+    from ostro.core.native.library import PREBUILT, compiler
+
+    subject = "native kernels"
+    try:
+        variant, reason = this_variant()
+    except UsageError as error:
+        return subject, "none", str(error)
+    if variant is None:
+        return subject, f"none ({reason})", ""
+    if (PREBUILT / variant.name).is_dir():
+        return subject, f"{variant.name} ({reason}), prebuilt", ""
+    try:
+        command = " ".join(compiler().command)
+    except ImportError as error:
+        return subject, f"none: {error}", "install g++: models run slower on the CPU without it"
+    return subject, f"{variant.name} ({reason}), compiled by {command} at their first use", ""
 
 
 def disk() -> Iterator[Line]:

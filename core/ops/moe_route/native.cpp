@@ -66,7 +66,7 @@ void route(const T* logits, int64_t rows, int64_t n, int64_t stride, const float
             float* weight = weights + row * top;
             for (int64_t i = 0; i < n; i += 16) store(&x[i], load(logits + row * stride + i, n - i));
             std::fill(x.begin() + n, x.end(), -INFINITY);
-            scores = x;
+            std::copy(x.begin(), x.end(), scores.begin());
             (by_sigmoid ? sigmoid : softmax)(scores.data(), room);
             for (int64_t i = 0; i < n; i++) keys[i] = bias ? scores[i] + bias[i] : x[i];
             if (best_groups < groups)

@@ -25,10 +25,8 @@ EXPORT(each)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("OSTRO_CACHE", str(tmp_path / "cache"))
     library.compiler.cache_clear()
-    library.machine.cache_clear()
     yield tmp_path / "cache/native"
     library.compiler.cache_clear()
-    library.machine.cache_clear()
 
 
 def write(folder: Path, function: str) -> Path:

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from ostro.core.native import cpu, library
+from ostro.core.native.build import X86_64_V3
 from ostro.entrypoints.cli import doctor
 
 
@@ -49,8 +51,30 @@ def test_a_full_disk_is_a_finding(ostro, monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 def test_a_missing_compiler_is_missed(ostro, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    line = findings(ostro)["C++ compiler"]
-    assert line["finding"] == "none" and "install g++" in line["advice"]
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(library, "compiler", library.compiler.__wrapped__)
+    lines = findings(ostro)
+    assert lines["C++ compiler"]["finding"] == "none"
+    line = lines["native kernels"]
+    assert line["finding"].startswith("none: ") and "install g++" in line["advice"]
+
+
+def test_the_variant_of_the_kernels_is_explained(
+    ostro, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(cpu, "cpu_flags", lambda: X86_64_V3.requires)
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    line = findings(ostro)["native kernels"]
+    assert line["finding"].startswith("x86-64-v3 (this CPU lacks avx512") and not line["advice"]
+    assert "compiled by " in line["finding"]
+    (tmp_path / "x86-64-v3").mkdir()
+    monkeypatch.setattr(library, "PREBUILT", tmp_path)
+    assert findings(ostro)["native kernels"]["finding"].endswith("), prebuilt")
+    monkeypatch.setenv("OSTRO_CPU", "none")
+    assert findings(ostro)["native kernels"]["finding"] == "none (OSTRO_CPU=none)"
+    monkeypatch.setenv("OSTRO_CPU", "x86-64-v4")
+    line = findings(ostro)["native kernels"]
+    assert line["finding"] == "none" and "this CPU lacks avx512" in line["advice"]
 
 
 def test_a_missing_package_is_missed(ostro, monkeypatch: pytest.MonkeyPatch) -> None:

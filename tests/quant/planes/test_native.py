@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 from dataclasses import replace
 from importlib.util import module_from_spec, spec_from_file_location
@@ -12,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ostro.core.native import DTYPES, library
+from ostro.core.native import DTYPES, build, library
+from ostro.core.native.cpu import cpu_flags, lacking
 from ostro.core.ops import Op, Target
 from ostro.plugins.conformance.kernels import poison
 from ostro.quant.planes import quant_matmul as ops
@@ -268,12 +270,15 @@ def test_the_largest_products(bits: int, group: int, rows: int) -> None:
         assert y.equal(torch.full((rows, 16), 127.0 * sign * 64 * (2**bits - 1)))
 
 
+BASELINE = build.Variant("x86-64")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "flags", ["-mno-avx512vnni", "-mno-avx512f", "-mno-avx512f -mno-avx2 -mno-fma"]
-)
-def test_other_cpus(flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = built_with(flags.split(), monkeypatch)
+@pytest.mark.parametrize("variant", [*build.VARIANTS["x86_64"], BASELINE], ids=lambda v: v.name)
+def test_other_cpus(variant: build.Variant, monkeypatch: pytest.MonkeyPatch) -> None:
+    if platform.machine() != "x86_64" or lacking(variant, cpu_flags()):
+        pytest.skip(lacking(variant, cpu_flags()) or platform.machine())
+    other = built_for(variant, monkeypatch)
     for kind in KINDS:
         for bits, group in ((1, 16), (3, 32), (4, 480), (6, 16), (8, 96)):
             weights, x = planes(kind, bits, group, 37, 480), torch.randn(11, 480).half()
@@ -285,16 +290,14 @@ def test_other_cpus(flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
                 assert_near(other.matmul_exact(some, weights), exact)
 
 
-def built_with(flags: list[str], monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The module over a library that is compiled for a CPU with fewer instructions."""
-    monkeypatch.setattr(library, "FLAGS", (*library.FLAGS, *flags))
-    library.machine.cache_clear()
+def built_for(variant: build.Variant, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module over a library that is compiled for a variant."""
+    monkeypatch.setattr(library, "this_variant", lambda: (variant, ""))
     spec = spec_from_file_location("lesser", native.__file__)
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     monkeypatch.undo()
-    library.machine.cache_clear()
     return module
 
 
