@@ -552,6 +552,36 @@ CORE: Mapping[str, Mapping[str, Change]] = {
     "core/messages/requests.py": {
         "bias-may-be-nan": ("if not abs(bias) <= 100:", "if abs(bias) > 100:"),
     },
+    "core/native/build.py": {
+        "headers-do-not-change-a-library": (
+            '(source, HEADERS / "ostro.h", *sorted(source.parent.glob("*.h")))',
+            '(source, HEADERS / "ostro.h")',
+        ),
+        "flags-do-not-change-a-library": (
+            'key.update(" ".join((*FLAGS, *variant.flags)).encode())',
+            'key.update(" ".join(FLAGS).encode())',
+        ),
+    },
+    "core/native/cpu.py": {
+        "variant-that-the-cpu-lacks-is-chosen": (
+            "        if variant is not None and (missing := lacking(variant, flags)):",
+            "        if variant is None and (missing := lacking(variant, flags)):",
+        ),
+        "one-of-the-instructions-suffices": (
+            "missing = sorted(variant.requires - flags)",
+            "missing = [] if variant.requires & flags else sorted(variant.requires)",
+        ),
+    },
+    "core/native/library.py": {
+        "prebuilt-library-is-compiled": (
+            "find_prebuilt(name, variant) or find_or_compile(source, variant)",
+            "find_or_compile(source, variant)",
+        ),
+        "intact-library-is-compiled-again": (
+            "        libraries = {to: source for to, source in libraries.items() if not is_intact(to)}",
+            "        libraries = dict(libraries)",
+        ),
+    },
     "core/nn/embedding.py": {
         "head-keeps-the-rows-of-the-step": (
             "x, step = x[step.logits_indices], step.rows(step.logits_indices)",
