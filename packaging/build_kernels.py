@@ -29,7 +29,7 @@ class BuildKernels(BuildHookInterface[Any]):
             return
         root = Path(self.root)
         build = load_module(root / "core/native/build.py")
-        variants = build.variants_of(platform.machine(), os.environ.get("OSTRO_CPU", ""))
+        variants = select_variants(build, os.environ.get("OSTRO_CPU", ""))
         if sys.platform != "linux" or not variants:
             return
         self.folder = Path(tempfile.mkdtemp(prefix="ostro-kernels-"))
@@ -50,6 +50,15 @@ class BuildKernels(BuildHookInterface[Any]):
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         if folder := getattr(self, "folder", None):
             shutil.rmtree(folder)
+
+
+def select_variants(build: Any, wanted: str) -> list[Any]:
+    """The variants of this machine type: all, the wanted one, or none for "none" and "native"."""
+    variants = build.VARIANTS.get(platform.machine(), ())
+    names = [variant.name for variant in variants]
+    if wanted not in ("", "none", "native", *names):
+        raise ValueError(f"OSTRO_CPU={wanted!r}: expected one of {', '.join((*names, 'none'))}")
+    return [variant for variant in variants if wanted in ("", variant.name)]
 
 
 def load_module(path: Path) -> Any:

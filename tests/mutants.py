@@ -578,8 +578,8 @@ CORE: Mapping[str, Mapping[str, Change]] = {
             "find_or_compile(source, variant)",
         ),
         "intact-library-is-compiled-again": (
-            "        libraries = {to: source for to, source in libraries.items() if not is_intact(to)}",
-            "        libraries = dict(libraries)",
+            "for to, source in libraries.items() if not is_intact(to)}",
+            "for to, source in libraries.items()}",
         ),
     },
     "core/nn/embedding.py": {

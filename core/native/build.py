@@ -13,7 +13,6 @@ import os
 import shlex
 import shutil
 import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,11 +58,6 @@ VARIANTS = {"x86_64": (X86_64_V4_BF16, X86_64_V4_VNNI, X86_64_V4, X86_64_V3)}
 
 NATIVE = Variant("native", ("-march=native",))
 """All instructions of the compiling machine: for CPUs that no variant fits."""
-
-
-def variants_of(machine: str, wanted: str = "") -> Sequence[Variant]:
-    """The variants of a machine type: all, or the one whose name is wanted, or none for "none"."""
-    return [v for v in VARIANTS.get(machine, ()) if wanted in ("", v.name)]
 
 
 def library_name(source: Path, variant: Variant) -> str:
