@@ -85,7 +85,7 @@ def compile_all(build: Any, compiler: Any, root: Path, variants: Any, folder: Pa
     names = [f"{variant.name}/{build.library_name(source, variant)}" for source, variant in jobs]
     for variant in variants:
         (folder / variant.name).mkdir()
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         libraries = [folder / name for name in names]
         list(pool.map(compiler.compile, *zip(*jobs, strict=True), libraries))
     return names

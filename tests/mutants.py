@@ -562,7 +562,7 @@ CORE: Mapping[str, Mapping[str, Change]] = {
             'key.update(" ".join(FLAGS).encode())',
         ),
     },
-    "core/native/cpu.py": {
+    "core/native/variants.py": {
         "variant-that-the-cpu-lacks-is-chosen": (
             "        if variant is not None and (missing := lacking(variant, flags)):",
             "        if variant is None and (missing := lacking(variant, flags)):",

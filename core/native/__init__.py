@@ -1,10 +1,11 @@
-"""Native kernels: C++ files beside their Python wrappers, compiled once for this CPU.
+"""Native kernels: C++ files beside their Python wrappers, compiled for this kind of CPU.
 
 A kernel is a file `native.cpp` with functions of addresses and sizes. `ostro.h` has the shared
 vector and element types; a kernel may have its own headers. The wrapper checks the arguments with a
 `Signature` and calls the functions through ctypes, which releases the GIL. The files do not include
-torch headers, so that each compiles in seconds. Without a C++ compiler, the import of a wrapper
-raises ImportError, and `Op.select` tries the next kernel.
+torch headers, so that each compiles in seconds. Where the wheel has no library for the CPU and
+there is no C++ compiler, the import of a wrapper raises ImportError, and `Op.select` tries the next
+kernel.
 """
 
 from __future__ import annotations

@@ -27,10 +27,11 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
+from ostro.core.cpu import core_count
 from ostro.core.env import CACHE
 from ostro.core.log import warn_once
 from ostro.core.native.build import NATIVE, Compiler, Variant, library_name
-from ostro.core.native.cpu import cpu_flags, cpu_info, this_variant
+from ostro.core.native.variants import cpu_flags, cpu_info, this_variant
 
 PREBUILT = Path(__file__).parent / "prebuilt"
 """The libraries of the wheel, one folder per variant."""
@@ -116,7 +117,7 @@ def compile_package(package: Path, report: Callable[[str], None]) -> None:
     folder = open_cache()
     missing.sort(key=lambda source: source.stat().st_size, reverse=True)  # the longest first
     libraries = {folder / cached_name(source, variant): source for source in missing}
-    with locked(folder), ThreadPoolExecutor(os.cpu_count()) as pool:
+    with locked(folder), ThreadPoolExecutor(core_count()) as pool:
         libraries = {to: source for to, source in libraries.items() if not is_intact(to)}
         if libraries:
             report(f"compiling {len(libraries)} native kernels for {variant.name}, once")

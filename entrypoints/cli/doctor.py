@@ -94,8 +94,8 @@ def devices() -> Iterator[Line]:
 
 def native_kernels() -> Line:
     """Which instructions the native kernels use and why, and where the kernels come from."""
-    from ostro.core.native.cpu import this_variant
     from ostro.core.native.library import PREBUILT, compiler
+    from ostro.core.native.variants import this_variant
 
     subject = "native kernels"
     try:

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from ostro.core.native.build import NATIVE, VARIANTS, library_name
-from ostro.core.native.cpu import choose_variant, cpu_flags
+from ostro.core.native.variants import choose_variant, cpu_flags
 
 ROOT = Path(__file__).resolve().parents[2]
 SECOND = ROOT / ".venv" / "second" / "bin" / "python"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ostro.core.native import cpu, library
+from ostro.core.native import library, variants
 from ostro.core.native.build import X86_64_V3
 from ostro.entrypoints.cli import doctor
 
@@ -62,7 +62,7 @@ def test_a_missing_compiler_is_missed(ostro, monkeypatch: pytest.MonkeyPatch) ->
 def test_the_variant_of_the_kernels_is_explained(
     ostro, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(cpu, "cpu_flags", lambda: X86_64_V3.requires)
+    monkeypatch.setattr(variants, "cpu_flags", lambda: X86_64_V3.requires)
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     line = findings(ostro)["native kernels"]
     assert line["finding"].startswith("x86-64-v3 (this CPU lacks avx512") and not line["advice"]

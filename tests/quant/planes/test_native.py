@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ostro.core.native import DTYPES, build, library
-from ostro.core.native.cpu import cpu_flags, lacking
+from ostro.core.native.variants import cpu_flags, lacking
 from ostro.core.ops import Op, Target
 from ostro.plugins.conformance.kernels import poison
 from ostro.quant.planes import quant_matmul as ops

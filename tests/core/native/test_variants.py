@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import platform
 import sys
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 
 from ostro.core.env import CPU
 from ostro.core.errors import UsageError
-from ostro.core.native import cpu, library, load
+from ostro.core.native import library, load, variants
 from ostro.core.native.build import NATIVE, VARIANTS, Compiler, Variant, library_name
 from ostro.core.ops import Op, Target, rms_norm
 
@@ -42,41 +43,44 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("name", CPUS)
 def test_a_cpu_gets_the_best_variant_that_it_runs(name: str) -> None:
     flags, expected = CPUS[name]
-    variant, _ = cpu.choose_variant("", "x86_64", frozenset(flags.split()))
+    variant, _ = variants.choose_variant("", "x86_64", frozenset(flags.split()))
     assert variant is not None and variant.name == expected
 
 
 def test_the_reason_names_what_the_next_variant_requires() -> None:
     def reason(name: str) -> str:
-        return cpu.choose_variant("", "x86_64", frozenset(CPUS[name][0].split()))[1]
+        return variants.choose_variant("", "x86_64", frozenset(CPUS[name][0].split()))[1]
 
     assert reason("Ice Lake") == "this CPU lacks avx512_bf16"
     assert reason("Skylake-X") == "this CPU lacks avx512_vnni"
     assert reason("Zen 4") == "the best for its type"
-    assert cpu.choose_variant("", "aarch64", frozenset()) == (NATIVE, "no variant is for aarch64")
+    assert variants.choose_variant("", "aarch64", frozenset()) == (
+        NATIVE,
+        "no variant is for aarch64",
+    )
 
 
 def test_a_variant_can_be_chosen() -> None:
     flags = frozenset(CPUS["Zen 4"][0].split())
     for variant in (*VARIANTS["x86_64"], NATIVE):
-        chosen = cpu.choose_variant(variant.name, "x86_64", flags)
+        chosen = variants.choose_variant(variant.name, "x86_64", flags)
         assert chosen == (variant, f"OSTRO_CPU={variant.name}")
-    assert cpu.choose_variant("none", "x86_64", flags) == (None, "OSTRO_CPU=none")
+    assert variants.choose_variant("none", "x86_64", flags) == (None, "OSTRO_CPU=none")
 
 
 def test_a_variant_that_the_cpu_lacks_is_refused() -> None:
     with pytest.raises(UsageError, match=r"OSTRO_CPU='x86-64-v4'.* lacks .*avx512f.* unset it"):
-        cpu.choose_variant("x86-64-v4", "x86_64", frozenset(AVX2.split()))
+        variants.choose_variant("x86-64-v4", "x86_64", frozenset(AVX2.split()))
     with pytest.raises(UsageError, match=r"expected one of x86-64-v4-bf16, .*native, none"):
-        cpu.choose_variant("avx2", "x86_64", frozenset(AVX2.split()))
+        variants.choose_variant("avx2", "x86_64", frozenset(AVX2.split()))
     with pytest.raises(UsageError, match="expected one of native, none"):
-        cpu.choose_variant("x86-64-v3", "aarch64", frozenset())
+        variants.choose_variant("x86-64-v3", "aarch64", frozenset())
 
 
 def test_the_help_names_every_value() -> None:
-    for variants in VARIANTS.values():
-        for name in (*(variant.name for variant in variants), NATIVE.name, "none"):
-            assert name in CPU.help
+    variants_of_all = chain.from_iterable(VARIANTS.values())
+    for name in (*(variant.name for variant in variants_of_all), NATIVE.name, "none"):
+        assert name in CPU.help
 
 
 def test_plain_torch_can_be_chosen(
@@ -90,7 +94,7 @@ def test_plain_torch_can_be_chosen(
 
 
 def variant_here() -> Variant:
-    variant, _ = cpu.choose_variant("", platform.machine(), cpu.cpu_flags())
+    variant, _ = variants.choose_variant("", platform.machine(), variants.cpu_flags())
     assert variant is not None
     return variant
 
