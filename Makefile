@@ -1,4 +1,4 @@
-# `make help` lists the targets. They need Python 3.11 or newer and make; kernels are fast with g++.
+# `make help` lists the targets. They need Python 3.11 or newer, make, and g++ for the CPU kernels.
 # VENV is the environment; PYTHON creates it (default: the first one that is new enough).
 VENV ?= .venv
 BIN := $(VENV)/bin

@@ -2,8 +2,8 @@
 
 A library is compiled for a variant, a set of instructions of the CPU, and not for the CPU of one
 machine: the libraries of the wheel and those that are compiled on a user's machine have the same
-flags, and so the same results. This file imports the standard library alone, because the build
-hook of the wheel runs it without ostro and torch.
+flags. This file imports the standard library alone, because the build hook of the wheel runs it
+without ostro and torch.
 """
 
 from __future__ import annotations
@@ -45,11 +45,8 @@ class Variant:
 X86_64_V3 = Variant("x86-64").with_more(
     "x86-64-v3", "avx2 fma f16c bmi bmi2 lzcnt popcnt", "avx2 fma f16c bmi1 bmi2 abm popcnt"
 )
-X86_64_V4 = X86_64_V3.with_more(
-    "x86-64-v4",
-    "avx512f avx512bw avx512cd avx512dq avx512vl",
-    "avx512f avx512bw avx512cd avx512dq avx512vl",
-)
+AVX512 = "avx512f avx512bw avx512cd avx512dq avx512vl"
+X86_64_V4 = X86_64_V3.with_more("x86-64-v4", AVX512, AVX512)
 X86_64_V4_VNNI = X86_64_V4.with_more("x86-64-v4-vnni", "avx512vnni", "avx512_vnni")
 X86_64_V4_BF16 = X86_64_V4_VNNI.with_more("x86-64-v4-bf16", "avx512bf16", "avx512_bf16")
 

@@ -52,12 +52,12 @@ def choose_variant(wanted: str, machine: str, flags: Set[str]) -> tuple[Variant 
         if variant is not None and (missing := lacking(variant, flags)):
             raise UsageError(f"OSTRO_CPU={wanted!r}: {missing}; unset it", param=CPU.name)
         return variant, f"OSTRO_CPU={wanted}"
-    reason = "the best for its type"
+    reason = "this CPU supports every variant"
     for variant in variants:
         if not (missing := lacking(variant, flags)):
             return variant, reason
         reason = missing
-    return NATIVE, reason if variants else f"no variant is for {machine}"
+    return NATIVE, reason if variants else f"there is no variant for {machine}"
 
 
 def lacking(variant: Variant, flags: Set[str]) -> str:

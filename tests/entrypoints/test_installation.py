@@ -162,6 +162,11 @@ def test_prebuilt_kernels_use_the_openmp_runtime_of_torch(wheel: Path) -> None:
     assert not any(b"libgomp" in library for library in libraries)
 
 
+def test_a_wheel_of_an_unknown_variant_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="OSTRO_CPU='avx2': expected one of "):
+        build(ROOT, tmp_path, CXX="g++", OSTRO_CPU="avx2")
+
+
 @pytest.mark.slow
 def test_the_sdist_builds_the_same_wheel(wheel: Path, variant: str, tmp_path: Path) -> None:
     sdist = build(ROOT, tmp_path / "sdist", "sdist")

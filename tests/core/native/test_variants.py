@@ -7,6 +7,7 @@ import platform
 import sys
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -53,10 +54,10 @@ def test_the_reason_names_what_the_next_variant_requires() -> None:
 
     assert reason("Ice Lake") == "this CPU lacks avx512_bf16"
     assert reason("Skylake-X") == "this CPU lacks avx512_vnni"
-    assert reason("Zen 4") == "the best for its type"
+    assert reason("Zen 4") == "this CPU supports every variant"
     assert variants.choose_variant("", "aarch64", frozenset()) == (
         NATIVE,
-        "no variant is for aarch64",
+        "there is no variant for aarch64",
     )
 
 
@@ -158,3 +159,19 @@ def test_all_libraries_of_a_package_are_compiled_once(tmp_path: Path, own_cache:
 def test_the_openmp_runtime_of_torch_is_visible() -> None:
     """Libraries use it without naming it. torch loads it for all libraries of the process."""
     assert hasattr(ctypes.CDLL(None), "GOMP_parallel")
+
+
+@pytest.mark.parametrize("has_runtime", [True, False])
+def test_a_missing_openmp_runtime_is_loaded(
+    has_runtime: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[tuple[str | None, int]] = []
+
+    def load_library(name: str | None, mode: int = ctypes.DEFAULT_MODE) -> object:
+        loaded.append((name, mode))
+        return SimpleNamespace(**({"GOMP_parallel": None} if has_runtime else {}))
+
+    monkeypatch.setattr(ctypes, "CDLL", load_library)
+    library.provide_openmp.__wrapped__()
+    expected = [] if has_runtime else [("libgomp.so.1", ctypes.RTLD_GLOBAL)]
+    assert loaded == [(None, ctypes.DEFAULT_MODE), *expected]
